@@ -242,3 +242,12 @@ def padding(lengths: numpy.ndarray) -> int:
 def test_lengths_that_do_not_fit_are_refused(lengths: list[int], batch: int, fix: str) -> None:
     with pytest.raises(ConfigError, match=fix):
         by_length((torch.arange(4),), lengths, batch=batch)
+
+
+def test_the_batch_of_by_length_is_that_of_the_run_or_is_refused() -> None:
+    data = by_length([{"row": torch.zeros(2)} for _ in range(64)], range(64), batch=16)
+    assert Batches(data, RunConfig(), World()).config.batch.global_size == 16
+    given = RunConfig(batch=BatchConfig(global_size=32, lanes=2))
+    assert Batches(data, given, World()).config.batch.global_size == 32
+    with pytest.raises(ConfigError, match="16 samples, and a step has 24"):
+        Batches(data, RunConfig(batch=BatchConfig(global_size=24, lanes=2)), World())

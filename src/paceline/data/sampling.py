@@ -214,17 +214,17 @@ class LengthOrder(EpochOrder):
     def __init__(self, lengths: Any, batch: int, window: int) -> None:
         self._lengths = numpy.asarray(lengths)
         super().__init__(len(self._lengths))
-        self._batch, self._window = batch, window
+        self.batch, self._window = batch, window
 
     def epoch(self, seed: int, epoch: int) -> Places:
         """Return all samples of an epoch in order; a short batch is the last one."""
         shuffled = samples_at(numpy.arange(self.size), self.size, seed, epoch)
-        whole = self.size - self.size % self._batch
+        whole = self.size - self.size % self.batch
         batches: list[Places] = []
-        for begin in range(0, whole, self._batch * self._window):
-            window = shuffled[begin : min(begin + self._batch * self._window, whole)]
+        for begin in range(0, whole, self.batch * self._window):
+            window = shuffled[begin : min(begin + self.batch * self._window, whole)]
             ordered = window[numpy.argsort(self._lengths[window], kind="stable")]
-            batches += numpy.split(ordered, len(ordered) // self._batch)
+            batches += numpy.split(ordered, len(ordered) // self.batch)
         if not batches:
             return shuffled
         order = samples_at(numpy.arange(len(batches)), len(batches), seed, epoch + _LATER_PASS)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader
 
 from paceline.config import RunConfig
+from paceline.config.given import is_given, with_values
 from paceline.data.order import Order
 from paceline.data.reading.collate import Collate
 from paceline.data.reading.dataloader import LoaderSettings
@@ -26,7 +28,7 @@ from paceline.data.reading.source import (
 )
 from paceline.data.reading.stream import Stream, StreamReader
 from paceline.data.reading.transform import Transformed
-from paceline.data.sampling import ComposedOrder, SampleOrder
+from paceline.data.sampling import ComposedOrder, LengthOrder, SampleOrder
 from paceline.errors import ConfigError
 from paceline.scale.batch import BatchPlan, StepPlan
 from paceline.world.world import World
@@ -63,6 +65,7 @@ class Batches:
         loader = LoaderSettings.of(data) if isinstance(data, DataLoader) else None
         self.config = config if loader is None else loader.apply(config)
         """The config, with the batch size and the workers of a DataLoader."""
+        self.config = _with_length_batches(data, self.config)
         self._world = world
         self._transform: Transformed | None = None
         self.source: Source | Stream
@@ -135,6 +138,24 @@ class Batches:
         announce = source.expect if isinstance(source, SupportsPrefetch) else None
         size = source.bytes_per_sample
         return ReadSchedule(self.plan, order, self.config.seed, self.total_steps, size, announce)
+
+
+def _with_length_batches(data: Any, config: RunConfig) -> RunConfig:
+    """Return the config with the batch size of `by_length`, unless one is given; raise if that cuts its batches."""
+    source = data.dataset if isinstance(data, DataLoader) else data
+    while isinstance(source, Transformed):
+        source = source.source
+    if not isinstance(source, Sampled) or not isinstance(source.order, LengthOrder):
+        return config
+    size, asked = config.batch.global_size, source.order.batch
+    if size % asked == 0 and (size == asked or is_given(config, "batch.global_size")):
+        return config  # several batches of similar length make a step
+    if isinstance(data, DataLoader) or is_given(config, "batch.global_size"):
+        raise ConfigError(
+            f"by_length makes batches of {asked} samples, and a step has {size}",
+            fix=f"pass batch={size} to by_length, or set batch.global_size={asked}",
+        )
+    return with_values(config, batch=replace(config.batch, global_size=asked))
 
 
 def _unwrap(source: Source) -> tuple[Source, SampleOrder | None, Transformed | None]:

@@ -83,7 +83,8 @@ def by_length(dataset: Any, lengths: Any, *, batch: int, window: int = 50) -> Sa
 
     - `dataset`: tensors, or a map-style dataset.
     - `lengths`: one number per sample.
-    - `batch`: samples of a batch over all ranks: `batch.global_size` of the config.
+    - `batch`: samples of a batch over all ranks. It is the global batch of the run, unless `batch.global_size` is given,
+      which must then be a multiple of it.
     - `window`: how many batches of shuffled samples are sorted together; more pad less, and mix less.
 
     >>> texts = [{"ids": torch.zeros(length)} for length in (7, 1, 6, 2)]
