@@ -73,8 +73,10 @@ def contents(run: str = "runs/net") -> dict[str, torch.Tensor]:
 
 
 def named_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """The state as a run names it, from the objects themselves."""
+    """The state as it is imported: that of an optimizer without names by the number of each parameter."""
     names = {parameter: name for name, parameter in model.named_parameters()}
+    if "param_names" not in optimizer.param_groups[0]:
+        names = {parameter: f"#0.{number}" for number, parameter in enumerate(names)}
     found = {f"model.{name}": value for name, value in model.state_dict().items()}
     for parameter, state in optimizer.state.items():
         for kind, value in state.items():
@@ -134,6 +136,9 @@ def test_a_bare_state_dict_starts_at_step_0(ckpt: Callable[..., Done]) -> None:
         "optimizer_state": [],
         "left_out": "",
         "learning_rate": None,
+        "schedulers": 0,
+        "epochs": 0,
+        "ignored": [],
     }
     assert contents("elsewhere/net").keys() == {f"model.{name}" for name in model.state_dict()}
 
@@ -159,7 +164,7 @@ def test_a_lightning_checkpoint_loses_the_prefix_of_its_module(ckpt: Callable[..
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_an_accelerate_folder_with_safetensors_needs_names_of_the_parameters(
+def test_an_accelerate_folder_keeps_optimizer_state_scheduler_and_the_number_of_updates(
     ckpt: Callable[..., Done], tmp_path: Path, named: bool
 ) -> None:
     model, optimizer = trained(named=named)
@@ -168,16 +173,19 @@ def test_an_accelerate_folder_with_safetensors_needs_names_of_the_parameters(
     folder.mkdir()
     save_file(weights, folder / "model.safetensors")
     torch.save(optimizer.state_dict(), folder / "optimizer.bin")
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 2, 8], last_epoch=-1)
+    scheduler.last_epoch = 6  # two processes
+    torch.save(scheduler.state_dict(), folder / "scheduler.bin")
+    torch.save({"step": 3}, folder / "random_states_0.pkl")
     done = ckpt("import", "state", "runs/net")
     assert "state (Accelerate folder)" in done.out
+    assert "stepped 6 times; run.track" in done.out
+    assert "warning: the scheduler was stepped 2 times per step" in done.out
+    assert "step: 3, from the number of updates in the optimizer state\n" in done.out
+    assert "not imported: random_states_0.pkl\n" in done.out
     expected = named_state(model, optimizer)
     del expected["model.head.weight"]
-    if named:
-        assert_same(contents(), expected)
-    else:
-        assert "left out, because 2 weights have the shape [4, 4]" in done.out
-        assert "build the optimizer from model.named_parameters()" in done.out
-        assert_same(contents(), weights_of(expected))
+    assert_same(contents(), expected)
 
 
 def test_an_accelerate_folder_with_a_pickle_keeps_the_order(
@@ -200,10 +208,34 @@ def test_weights_alone_start_a_new_training(ckpt: Callable[..., Done]) -> None:
     saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 3}
     torch.save(saved, "net.pt")
     done = ckpt("import", "net.pt", "runs/net", "--weights-only", "--strip-prefix", "first.")
-    assert "optimizer state: left out, as asked by --weights-only\nstep: 0\n" in done.out
+    assert "schedulers: left out, as asked by --weights-only\nstep: 0\n" in done.out
     found = contents()
     assert {"model.weight", "model.bias", "model.second.weight"} <= found.keys()
     assert found == weights_of(found)
+
+
+def test_the_snapshot_of_the_tutorial_counts_epochs(ckpt: Callable[..., Done]) -> None:
+    model, _ = trained()
+    torch.save({"MODEL_STATE": model.state_dict(), "EPOCHS_RUN": 10}, "snapshot.pt")
+    done = ckpt("import", "snapshot.pt", "runs/net")
+    assert "step: that after 10 epochs, from EPOCHS_RUN in the file\n" in done.out
+    assert contents().keys() == {f"model.{name}" for name in model.state_dict()}
+
+
+def test_other_weights_of_a_file_are_chosen_by_their_key(ckpt: Callable[..., Done]) -> None:
+    model, optimizer = trained()
+    average = torch.optim.swa_utils.AveragedModel(Net())
+    saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "ema": average.state_dict(), "best": 0.9}  # fmt: skip
+    torch.save({"app": saved, "step": 3}, "net.pt")
+    done = ckpt("import", "net.pt", "runs/net", "--weights", "ema")
+    assert "optimizer state: left out, because it belongs to the weights of model\n" in done.out
+    assert "not imported: model, best\n" in done.out
+    assert_same(contents(), {f"model.{name}": value for name, value in average.module.state_dict().items()})  # fmt: skip
+    done = ckpt("import", "net.pt", "runs/other", "--weights", "emma")
+    assert (done.code, "--weights emma" in done.err) == (2, True)
+    torch.save({"generator": model.state_dict()}, "gan.pt")
+    done = ckpt("import", "gan.pt", "runs/gan")
+    assert "name the key that holds them: --weights generator" in done.err
 
 
 def sharded(folder: Path, model: nn.Module) -> dict[str, str]:

@@ -22,6 +22,7 @@ from paceline.data.hdf5.chunks import Blocks, inspect, plan_blocks
 from paceline.data.hdf5.file import H5Column
 from paceline.data.hdf5.source import H5Source
 from paceline.data.order import Order
+from paceline.data.pack import PackRequest, pack
 from paceline.data.reading.batches import Batches
 from paceline.data.reading.open_dataset import open_dataset
 from paceline.data.reading.source import TensorSource, as_source
@@ -285,6 +286,35 @@ def test_without_names_all_come_as_they_would_be_packed(tmp_path):
     assert source.bytes_per_sample == 56
     names = [column.name for column in H5Source(path, ["/train//images"]).columns]
     assert names == ["/train//images"]
+
+
+def test_columns_of_several_parts_are_never_joined(tmp_path):
+    parts = {f"{part}/{name}": LABELS for part in ("train", "test") for name in ("x", "y")}
+    path = write(tmp_path / "a.h5", **parts)
+    for refused in (
+        lambda: H5Source(path),
+        lambda: pack(PackRequest((str(path),)), tmp_path / "p"),
+    ):
+        with pytest.raises(ConfigError, match=r"train \(train/x, train/y\), test") as caught:
+            refused()
+        assert 'columns=["train/x", "train/y"]' in caught.value.fix
+    assert len(H5Source(path, ["train/x", "train/y"])) == SIZE
+
+
+def test_groups_of_samples_are_packed_one_by_one(tmp_path):
+    images = numpy.arange(6 * 5 * 4, dtype="uint8").reshape(6, 5, 2, 2)
+    scores = numpy.arange(30, dtype="float32").reshape(6, 5)
+    columns = {"images": images, "scores": scores, "label": numpy.arange(6)}
+    path = write(tmp_path / "a.h5", **columns)
+    index = pack(PackRequest((str(path),), 50, flatten=True), tmp_path / "p", workers=1)
+    assert len(index.shards) > 2
+    source = open_dataset(str(tmp_path / "p"), RunConfig())
+    found = source.gather(numpy.arange(30), KEY)
+    expected = images.reshape(30, 2, 2), scores.reshape(30), numpy.arange(6).repeat(5)
+    assert [column.tolist() for column in found] == [column.tolist() for column in expected]
+    write(path, images=images, other=scores[:, :3])
+    with pytest.raises(ConfigError, match=r"--flatten.*\(6, 3\)"):
+        pack(PackRequest((str(path),), flatten=True), tmp_path / "q")
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.functional import mse_loss
+from torch.utils.data import DataLoader, TensorDataset
 
 from paceline.config import RunConfig, config_from_words
 from paceline.errors import ConfigError
@@ -176,3 +178,124 @@ def test_the_state_of_another_optimizer_is_refused(folder: Path, run: Callable[.
     state = "the optimizer state is exp_avg, exp_avg_sq, step; SGD needs momentum_buffer"
     with pytest.raises(ConfigError, match=state):
         start("name=sgd", kind=torch.optim.SGD)
+
+
+def decay_groups(model: nn.Module) -> list[dict[str, object]]:
+    """The two groups that the Trainer of transformers makes."""
+    matrices = [value for value in model.parameters() if value.ndim > 1]
+    vectors = [value for value in model.parameters() if value.ndim < 2]
+    return [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+
+
+def reverse(model: nn.Module) -> list[nn.Parameter]:
+    return list(model.parameters())[::-1]
+
+
+def warm_up(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    kinds = torch.optim.lr_scheduler
+    parts = [kinds.LinearLR(optimizer, 0.1, total_iters=2), kinds.MultiStepLR(optimizer, [1, 1, 3])]
+    return kinds.SequentialLR(optimizer, parts, [2])
+
+
+def one_cycle(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=20)
+
+
+def own_loop(
+    name: str, groups: Callable[[nn.Module], object], schedule: object = None, steps: int = 8
+) -> list[float]:
+    """Continue an import with a loop that steps a scheduler; return its losses."""
+    import script
+
+    from paceline import Run
+
+    config = config_from_words(RunConfig, [f"name={name}", "batch.lanes=1"])
+    loader = DataLoader(TensorDataset(*script.data()), batch_size=16)
+    losses = []
+    with Run(config) as run:
+        model = run.model(script.net())
+        optimizer = run.optimizer(torch.optim.AdamW(groups(model), lr=0.01, weight_decay=0.0))
+        if schedule is not None:
+            scheduler = schedule(optimizer)
+            run.track(scheduler=scheduler)
+
+        def loss(batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+            value = mse_loss(model(batch[0]), batch[1])
+            losses.append(value.item())
+            return value
+
+        for step in run.steps(loader, steps=steps):
+            run.update(optimizer, loss, step)
+            if schedule is not None:
+                scheduler.step()
+    return losses
+
+
+def plain_loop(groups: Callable[[nn.Module], object], schedule: Callable[..., Any]) -> list[float]:
+    """Train eight steps in plain torch, saving after three; return the losses of the last five."""
+    import script
+
+    model, losses = script.net(), []
+    optimizer = torch.optim.AdamW(groups(model), lr=0.01, weight_decay=0.0)
+    scheduler = schedule(optimizer)
+    batches = [*DataLoader(TensorDataset(*script.data()), batch_size=16)] * 2
+    for number, (inputs, targets) in enumerate(batches[:8]):
+        if number == 3:
+            saved = {"optimizer": optimizer.state_dict(), "lr_scheduler": scheduler.state_dict()}
+            torch.save(saved | {"model": model.state_dict(), "step": 3}, "plain.pt")
+        optimizer.zero_grad()
+        loss = mse_loss(model(inputs), targets)
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+        scheduler.step()
+    return losses[3:]
+
+
+def import_plain(name: str, *words: str) -> None:
+    from paceline.cli.main import run_verb
+
+    assert run_verb(["ckpt", "import", "plain.pt", f"runs/{name}", *words]) == 0
+
+
+@pytest.mark.parametrize(
+    ("before", "schedule", "now"),
+    [
+        (nn.Module.parameters, one_cycle, nn.Module.parameters),
+        (reverse, warm_up, reverse),
+        (decay_groups, warm_up, nn.Module.parameters),
+    ],
+)
+def test_five_more_steps_with_a_scheduler_have_the_losses_of_plain_torch(
+    folder: Path,
+    before: Callable[[nn.Module], object],
+    schedule: Callable[..., Any],
+    now: Callable[[nn.Module], object],
+) -> None:
+    expected = plain_loop(before, schedule)
+    import_plain("net")
+    assert own_loop("net", now, schedule) == expected
+
+
+def test_what_an_import_does_not_restore_is_named(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain_loop(nn.Module.parameters, one_cycle)
+    for name, schedule, problem in [
+        ("none", None, "the run tracks none"),
+        ("other", warm_up, "belongs to another class of scheduler"),
+    ]:
+        import_plain(name)
+        own_loop(name, nn.Module.parameters, schedule)
+        assert problem in capsys.readouterr().out
+    import_plain("groups")
+    with pytest.raises(ConfigError, match=r"the saved optimizer has \[6\] parameters"):
+        own_loop("groups", lambda model: list(model.parameters())[:4])
+
+
+def test_an_import_that_counts_epochs_resumes_at_their_end(folder: Path) -> None:
+    import script
+
+    torch.save({"MODEL_STATE": script.net().state_dict(), "EPOCHS_RUN": 1}, "plain.pt")
+    import_plain("net")
+    assert len(own_loop("net", nn.Module.parameters, steps=6)) == 2  # 64 samples are four steps

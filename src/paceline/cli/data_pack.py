@@ -56,6 +56,8 @@ class PackArguments:
     """Train a byte-level BPE tokenizer of this vocabulary size on the input (default: no)."""
     length: int = option(0, metavar="T")
     """Join the texts and cut them into rows of T+1 elements that overlap by one (default: one row per file)."""
+    flatten: bool = False
+    """Rows of an HDF5 file hold a group of samples each: make (600, 100, 28, 28) 60,000 samples. A label per group is repeated."""
     force: bool = False
     """Overwrite a dataset, or the partial result of another pack."""
     json: bool = False
@@ -108,6 +110,7 @@ def _request(arguments: PackArguments) -> PackRequest:
         tokenizer=arguments.tokenizer,
         train_tokenizer=arguments.train_tokenizer,
         length=arguments.length,
+        flatten=arguments.flatten,
     )
 
 

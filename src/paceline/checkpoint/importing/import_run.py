@@ -6,13 +6,15 @@ import contextlib
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from paceline.checkpoint.catalog import reading
 from paceline.checkpoint.find import find_catalog
 from paceline.checkpoint.importing.layouts import Contents
-from paceline.checkpoint.importing.optimizer_state import OptimizerState, name_state
+from paceline.checkpoint.importing.optimizer_state import OptimizerState, read_optimizers
 from paceline.checkpoint.importing.source import read_source
+from paceline.checkpoint.importing.stored_tensor import StoredTensor
+from paceline.checkpoint.importing.tree import NotPlain, plain_json
 from paceline.checkpoint.importing.weight_names import (
     LIGHTNING,
     WRAPPERS,
@@ -36,6 +38,8 @@ class ImportPlan(NamedTuple):
     """Prefix to remove from the names; auto, or none."""
     step: int | None = None
     weights_only: bool = False
+    weights: str = ""
+    """Key of the weights in a torch.save file; empty: the usual ones."""
 
 
 class Imported(NamedTuple):
@@ -50,7 +54,21 @@ class Imported(NamedTuple):
     prefix: str
     """The prefix that was removed from the names of the weights."""
     optimizer: OptimizerState
+    schedulers: SchedulerState
+    epochs: int
+    """Complete epochs, which the run turns into steps; 0 if the step is known."""
+    ignored: tuple[str, ...]
+    """Keys or files that nothing was imported from."""
     size_bytes: int
+
+
+class SchedulerState(NamedTuple):
+    """The state of the schedulers as JSON, or why it is left out."""
+
+    states: tuple[Any, ...] = ()
+    last_epoch: int = 0
+    """How often the first was stepped."""
+    left_out: str = ""
 
 
 def import_run(plan: ImportPlan) -> Imported:
@@ -59,23 +77,43 @@ def import_run(plan: ImportPlan) -> Imported:
     _refuse_checkpoints(storage, plan.run)
     with _scratch(plan.run) as scratch:
         with reading(str(plan.source)):
-            contents = read_source(plan.source, scratch, weights_only=plan.weights_only)
+            contents = read_source(
+                plan.source, scratch, weights_only=plan.weights_only, key=plan.weights
+            )
         with _writing(plan.run):
             _refuse_checkpoints(storage, plan.run)
             return _import(plan, contents, storage)
 
 
 def _import(plan: ImportPlan, contents: Contents, storage: Storage) -> Imported:
+    contents = contents._replace(weights=_without_average_count(contents.weights))
     prefix = _prefix(plan.prefix, contents)
     weights = {name.removeprefix(prefix): value for name, value in contents.weights.items()}
-    saved = () if plan.weights_only else contents.optimizers
-    optimizer = name_state(saved, weights, ordered=contents.ordered)
-    step, step_key = (0, "") if plan.weights_only else (contents.step, contents.step_key)
+    if plan.weights_only:
+        contents = contents._replace(
+            optimizers=(), schedulers=(), step=0, step_key="", epochs=0, left_out=""
+        )
+    if contents.left_out:
+        optimizer = OptimizerState(left_out=contents.left_out)
+    else:
+        optimizer = read_optimizers(contents.optimizers, weights, prefix)
+    schedulers = _read_schedulers(contents.schedulers)
+    step, step_key, epochs = contents.step, contents.step_key, contents.epochs
+    if not step_key and optimizer.updates:
+        step, step_key = optimizer.updates, "the number of updates in the optimizer state"
     if plan.step is not None:
-        step, step_key = plan.step, ""
+        step, step_key, epochs = plan.step, "", 0
     tensors = {f"model.{name}": value for name, value in weights.items()}
     tensors |= {f"optimizer.{name}": value for name, value in optimizer.tensors.items()}
-    facts = {"layout": contents.layout, "optimizer_state": list(optimizer.kinds)}
+    facts = {
+        "layout": contents.layout,
+        "optimizer_state": list(optimizer.kinds),
+        "places": optimizer.places,
+        "order": list(weights) if contents.ordered else [],
+        "groups": optimizer.groups,
+        "schedulers": schedulers.states,
+        "epochs": epochs,
+    }
     numbers = {f"optimizer.{name}": kind for name, kind in optimizer.numbers.items()}
     manifest = write_checkpoint(storage, step, tensors, {"imported": facts, "numbers": numbers})
     return Imported(
@@ -86,8 +124,29 @@ def _import(plan: ImportPlan, contents: Contents, storage: Storage) -> Imported:
         weights=len(weights),
         prefix=prefix,
         optimizer=optimizer,
+        schedulers=schedulers,
+        epochs=epochs,
+        ignored=() if plan.weights_only else contents.ignored,
         size_bytes=manifest.size_bytes,
     )
+
+
+def _without_average_count(weights: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Remove the count of torch's AveragedModel (SWA, EMA), which is not a part of the model that it averages."""
+    rest = {name: value for name, value in weights.items() if name != "n_averaged"}
+    return rest if all(name.startswith("module.") for name in rest) else weights
+
+
+def _read_schedulers(saved: tuple[Any, ...]) -> SchedulerState:
+    try:
+        states = tuple(plain_json(each) for each in saved)
+    except NotPlain as reason:
+        return SchedulerState(left_out=str(reason))
+    if not all(
+        isinstance(each, dict) and isinstance(each.get("last_epoch"), int) for each in saved
+    ):
+        return SchedulerState(left_out="it is not what scheduler.state_dict() returns")
+    return SchedulerState(states, saved[0]["last_epoch"] if saved else 0)
 
 
 def _prefix(wanted: str, contents: Contents) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,26 @@ _LARGEST_JSON = 1 << 26
 
 _WHOLE, _INDEX, _PICKLED = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
 _OPTIMIZERS = ("optimizer.bin", "optimizer.pt", "optimizer_1.bin")
+_SCHEDULERS = ("scheduler.bin", "scheduler.pt", "scheduler_1.bin")
 _TRAINER = "trainer_state.json"
+_STATE_SUFFIXES = {".bin", ".pt", ".pth", ".pkl", ".safetensors"}
+_NO_STATE = {"training_args.bin"}
 _SAFETENSORS = ".safetensors"
 
 
-def read_source(source: Path, scratch: Path, *, weights_only: bool) -> Contents:
-    """Return what another program saved; `scratch` is a private folder for copies of tensors."""
+def read_source(source: Path, scratch: Path, *, weights_only: bool, key: str = "") -> Contents:
+    """Return what another program saved; `scratch` is a private folder for copies of tensors.
+
+    `key` names the weights in a torch.save file that has others, too.
+    """
     if "://" in str(source) or not source.exists():
         raise ConfigError(
             f"there is no file or folder {source}", fix="check the path, or copy it to this machine"
+        )
+    if key and (source.is_dir() or source.suffix in {_SAFETENSORS, ".json"}):
+        raise ConfigError(
+            f"--weights {key} is the key of a torch.save file, and {source} is none",
+            fix="remove --weights, or name the file",
         )
     if source.is_dir():
         return _read_folder(source, scratch, weights_only=weights_only)
@@ -33,7 +45,7 @@ def read_source(source: Path, scratch: Path, *, weights_only: bool) -> Contents:
         return Contents("sharded safetensors", read_shards(source), ordered=False)
     if source.suffix == _SAFETENSORS:
         return Contents("safetensors file", read_header(source), ordered=False)
-    return contents_of(read_torch_file(source, scratch), source)
+    return contents_of(read_torch_file(source, scratch), source, key)
 
 
 def _read_folder(folder: Path, scratch: Path, *, weights_only: bool) -> Contents:
@@ -42,11 +54,27 @@ def _read_folder(folder: Path, scratch: Path, *, weights_only: bool) -> Contents
         return found
     files = [folder / name for name in _OPTIMIZERS if (folder / name).is_file()]
     optimizers = tuple(read_torch_file(file, scratch) for file in files)
+    schedules = [folder / name for name in _SCHEDULERS if (folder / name).is_file()]
+    schedulers = tuple(read_torch_file(file, scratch) for file in schedules)
     if (folder / _OPTIMIZERS[0]).is_file():
         found = found._replace(layout="Accelerate folder")
     step = _trainer_step(folder / _TRAINER)
     step_key = _TRAINER if step else ""
-    return found._replace(optimizers=optimizers, step=step, step_key=step_key)
+    read = {file.name for file in (*files, *schedules)} | found.files
+    return found._replace(
+        optimizers=optimizers,
+        schedulers=schedulers,
+        step=step,
+        step_key=step_key,
+        ignored=tuple(_others(folder, read)),
+    )
+
+
+def _others(folder: Path, read: frozenset[str] | set[str]) -> Iterator[str]:
+    """Yield the files of a folder that may hold a state and were not read."""
+    for path in sorted(folder.iterdir()):
+        if path.suffix in _STATE_SUFFIXES and path.name not in read | _NO_STATE:
+            yield path.name
 
 
 def _trainer_step(path: Path) -> int:
@@ -60,13 +88,16 @@ def _trainer_step(path: Path) -> int:
 
 def _read_weights(folder: Path, scratch: Path) -> Contents:
     if (folder / _WHOLE).is_file():
-        return Contents("Hugging Face folder", read_header(folder / _WHOLE), ordered=False)
+        weights = read_header(folder / _WHOLE)
+        return Contents("Hugging Face folder", weights, ordered=False, files=frozenset({_WHOLE}))
     if (folder / _INDEX).is_file():
-        return Contents("Hugging Face folder", read_shards(folder / _INDEX), ordered=False)
+        weights = read_shards(folder / _INDEX)
+        shards = frozenset(value.path.name for value in weights.values() if value.path is not None)
+        return Contents("Hugging Face folder", weights, ordered=False, files=shards)
     pickled = folder / _PICKLED
     if pickled.is_file():
         weights = state_dict_of(read_torch_file(pickled, scratch), pickled)
-        return Contents("Hugging Face folder", weights)
+        return Contents("Hugging Face folder", weights, files=frozenset({_PICKLED}))
     for path in (folder, *sorted(folder.iterdir())):
         if (path / ".metadata").is_file():
             raise _is_dcp(path)

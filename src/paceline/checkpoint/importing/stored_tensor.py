@@ -12,6 +12,7 @@ from paceline.safe_open import reading
 from paceline.tensorfile import header_bytes, read_places
 
 _NUMBERS = {bool: ("BOOL", "<?"), int: ("I64", "<q"), float: ("F64", "<d")}
+_FORMS = {"F32": "<f", "F64": "<d", "I32": "<i", "I64": "<q"}
 
 
 class StoredTensor(NamedTuple):
@@ -48,6 +49,22 @@ def store_number(value: float) -> StoredTensor:
     except struct.error as error:
         raise DataError(f"{value} does not fit into {dtype}", fix="use --weights-only") from error
     return StoredTensor(dtype, (), len(content), None, content=content)
+
+
+def read_number(value: object) -> float | None:
+    """Return a number that was stored as such or as a tensor of one value; None for anything else."""
+    if isinstance(value, bool | int | float):
+        return value
+    if (
+        not isinstance(value, StoredTensor)
+        or value.dtype not in _FORMS
+        or value.shape not in {(), (1,)}
+    ):
+        return None
+    content = bytearray(value.size_bytes)
+    value.read_into(memoryview(content))
+    (number,) = struct.unpack(_FORMS[value.dtype], content)
+    return float(number)
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -62,9 +63,13 @@ class _Tensors:
         if isinstance(value, Tensor):
             return self._encode_tensor(value.detach())
         if isinstance(value, Mapping):
-            return {"dict": [[_key(key), self.encode(item)] for key, item in value.items()]}
+            kind = (
+                "Counter" if isinstance(value, Counter) else "dict"
+            )  # MultiStepLR counts its milestones
+            return {kind: [[_key(key), self.encode(item)] for key, item in value.items()]}
         if isinstance(value, list | tuple):
-            return {"list": [self.encode(item) for item in value]}
+            kind = "tuple" if isinstance(value, tuple) else "list"
+            return {kind: [self.encode(item) for item in value]}
         if value is None or isinstance(value, bool | int | float | str):
             return value
         return {"other": type(value).__name__}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,8 +72,32 @@ def _decode(node: Any, tensors: dict[str, StoredTensor]) -> Any:
         return node
     if "tensor" in node:
         return tensors[str(node["tensor"])]
-    if "dict" in node:
-        return {key: _decode(item, tensors) for key, item in node["dict"]}
-    if "list" in node:
-        return [_decode(item, tensors) for item in node["list"]]
-    return Other(node["other"])
+    [(kind, content)] = node.items()
+    if kind in {"dict", "Counter"}:
+        pairs = {key: _decode(item, tensors) for key, item in content}
+        return Counter(pairs) if kind == "Counter" else pairs
+    if kind in {"list", "tuple"}:
+        items = [_decode(item, tensors) for item in content]
+        return tuple(items) if kind == "tuple" else items
+    return Other(content)
+
+
+class NotPlain(Exception):
+    """A value of a state that is not made of numbers and texts."""
+
+
+def plain_json(value: Any, where: str = "it") -> Any:
+    """Return a state as JSON, in the form in which a run saves what it tracks; raise `NotPlain` for a tensor.
+
+    >>> plain_json({"milestones": Counter({3: 1}), "betas": (0.9, None)})
+    {'dict': [['milestones', {'Counter': [[3, 1]]}], ['betas', {'tuple': [0.9, None]}]]}
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, dict):
+        kind = "Counter" if isinstance(value, Counter) else "dict"
+        return {kind: [[key, plain_json(item, str(key))] for key, item in value.items()]}
+    if isinstance(value, StoredTensor | Other):
+        raise NotPlain(f"{where} is a {value.kind if isinstance(value, Other) else 'tensor'}")
+    items = [plain_json(item, where) for item in value]
+    return {"tuple": items} if isinstance(value, tuple) else items

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy
 
-from paceline.data.pack.columns import select_columns
+from paceline.data.pack.columns import refuse_parts, select_columns
 from paceline.dtypes import SAFETENSORS_NAMES
 from paceline.errors import DataError, EnvironmentUnfit, did_you_mean
 from paceline.units import human_size
@@ -104,6 +104,7 @@ def columns_of(file: Any, names: Sequence[str], path: Path) -> tuple[H5Column, .
         if not names:
             arrays = [name for name in names_of(file) if not _is_single(find(file, name, path))]
             names = select_columns(arrays, (), str(path))
+            refuse_parts(names, str(path))
         columns = [column_at(file, name, path) for name in names]
     lengths = {column.name: column.rows for column in columns}
     if len(set(lengths.values())) != 1:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +14,11 @@ from paceline.data.shards.shard import Rows, column_of
 from paceline.dtypes import SAFETENSORS_NAMES
 from paceline.errors import ConfigError, DataError, did_you_mean
 
+_PARTS = {
+    "train": "train", "training": "train", "test": "test", "testing": "test", "val": "validation",
+    "valid": "validation", "validation": "validation", "dev": "validation", "eval": "test",
+}  # fmt: skip
+"""Words in the names of columns, and the part of the data that they mean."""
 _LABELS = {"label", "labels", "target", "targets", "class", "y"}
 
 
@@ -33,6 +40,32 @@ def select_columns(available: Sequence[str], wanted: Sequence[str], where: str) 
     if wanted:
         return list(wanted)
     return sorted(available, key=lambda name: name.rpartition("/")[2].lower() in _LABELS)
+
+
+def refuse_parts(names: Sequence[str], where: str) -> None:
+    """Raise if columns belong to the training part and to another: their rows are not the same samples.
+
+    >>> refuse_parts(["train/images", "train/labels", "constraints"], "x.h5")
+    >>> refuse_parts(["x_train", "x_test"], "x.h5")
+    Traceback (most recent call last):
+    paceline.errors.ConfigError: x.h5 has columns of several parts: train (x_train), test (x_test); their rows are not the same samples
+      fix: choose those of one part: columns=["x_train"], or `paceline data pack --columns x_train`
+    """
+    parts: dict[str, list[str]] = {}
+    for name in names:
+        words = re.split(r"[^a-z0-9]+", name.lower())
+        part = next((_PARTS[word] for word in words if word in _PARTS), "")
+        parts.setdefault(part, []).append(name)
+    parts.pop("", None)
+    if "train" not in parts or len(parts) < 2:
+        return
+    ordered = sorted(parts, key=lambda part: part != "train")
+    listed = ", ".join(f"{part} ({', '.join(parts[part])})" for part in ordered)
+    first = parts["train"]
+    raise ConfigError(
+        f"{where} has columns of several parts: {listed}; their rows are not the same samples",
+        fix=f"choose those of one part: columns={json.dumps(first)}, or `paceline data pack --columns {','.join(first)}`",
+    )
 
 
 def check_lengths(lengths: Mapping[str, int], where: str) -> int:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy
 
-from paceline.data.pack.columns import check_lengths, select_columns, storable_dtype
+from paceline.data.pack.columns import check_lengths, refuse_parts, select_columns, storable_dtype
 from paceline.data.pack.inputs import PackContext, Prepared
 from paceline.data.pack.optional_packages import import_optional
 from paceline.data.pack.ragged import make_varying
@@ -27,11 +27,23 @@ class Hdf5:
     path: str
     datasets: Sequence[str]
     samples: int
+    group: int = 0
+    """Samples per row, with --flatten; 0: a row is a sample."""
 
     def read(self, begin: int, end: int) -> Rows:
-        """Return some rows of every dataset."""
+        """Return some samples of every dataset."""
         with _opened(self.path) as file:
+            if self.group:
+                return {_column(name): self._flat(file, name, begin, end) for name in self.datasets}
             return {_column(name): self._rows(file, name, begin, end) for name in self.datasets}
+
+    def _flat(self, file: Any, name: str, begin: int, end: int) -> Array | Varying:
+        """Return some samples of rows that hold a group of them each, or one value for the whole group."""
+        first, last = begin // self.group, -(-end // self.group)
+        rows = self._rows(file, name, first, last)
+        assert isinstance(rows, numpy.ndarray)  # _group_of refuses rows of varying length
+        flat = rows.repeat(self.group) if rows.ndim == 1 else rows.reshape(-1, *rows.shape[2:])
+        return numpy.ascontiguousarray(flat[begin - first * self.group : end - first * self.group])
 
     def _rows(self, file: Any, name: str, begin: int, end: int) -> Array | Varying:
         dataset = file[name]
@@ -80,8 +92,26 @@ def prepare_hdf5(request: PackRequest, files: Sequence[Path], context: PackConte
             stay_inside(datasets[name], name, files[0])
             if _element_type(datasets[name]) is None:
                 storable_dtype(datasets[name].dtype, name, str(files[0]))
+        if not request.columns:
+            refuse_parts(names, str(files[0]))
         samples = check_lengths({name: datasets[name].shape[0] for name in names}, str(files[0]))
-    return Prepared(Hdf5(path, names, samples))
+        group = 0
+        if request.flatten:
+            group = _group_of({name: datasets[name] for name in names}, str(files[0]))
+    return Prepared(Hdf5(path, names, samples * (group or 1), group))
+
+
+def _group_of(datasets: Mapping[str, Any], where: str) -> int:
+    """Return the number of samples per row: the second axis, which all datasets have that have several axes."""
+    sizes = {each.shape[1] for each in datasets.values() if each.ndim > 1}
+    varying = any(each.ndim == 1 and _element_type(each) is not None for each in datasets.values())
+    if varying or len(sizes) != 1 or sizes == {0}:
+        listed = ", ".join(f"{name} {each.shape}" for name, each in datasets.items())
+        raise ConfigError(
+            f"--flatten needs datasets of numbers of the shapes (groups, samples, ...) or (groups), {where} has {listed}",
+            fix="choose such datasets with --columns",
+        )
+    return int(sizes.pop())
 
 
 def _column(name: str) -> str:

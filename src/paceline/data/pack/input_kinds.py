@@ -64,7 +64,7 @@ KINDS = {
         arrays.prepare_arrays,
         arrays.find_arrays,
     ),
-    "HDF5": _kind("x.h5", hdf5.SUFFIXES, {"columns"}, hdf5.prepare_hdf5),
+    "HDF5": _kind("x.h5", hdf5.SUFFIXES, {"columns", "flatten"}, hdf5.prepare_hdf5),
     "CSV": _kind("x.csv", csvfile.SUFFIXES, {"columns"}, csvfile.prepare_csv),
     "Parquet": _kind("x.parquet", tables.PARQUET, {"columns"}, tables.prepare_parquet),
     "text": _kind(

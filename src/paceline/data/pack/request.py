@@ -18,7 +18,7 @@ SHARD_BYTES = 32_000_000
 
 FLAGS = {
     "part": "--part", "columns": "--columns", "size": "--size", "grey": "--grey", "text": "--as",
-    "tokenizer": "--tokenizer", "train_tokenizer": "--train-tokenizer", "length": "--length",
+    "tokenizer": "--tokenizer", "train_tokenizer": "--train-tokenizer", "length": "--length", "flatten": "--flatten",
 }  # fmt: skip
 """Options that apply only to some kinds of input, by field name."""
 
@@ -48,6 +48,8 @@ class PackRequest:
     """Train a tokenizer of this vocabulary size."""
     length: int = 0
     """Sequence length: rows of length + 1 tokens that overlap by one; 0: one row per file."""
+    flatten: bool = False
+    """Rows of an HDF5 file are groups of samples: the second axis counts the samples of a group."""
 
     def __post_init__(self) -> None:
         if not self.inputs:

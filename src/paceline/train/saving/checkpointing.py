@@ -32,7 +32,7 @@ from paceline.safe_open import read_text
 from paceline.train.model.sharded_tensor import whole
 from paceline.train.observers.console import say
 from paceline.train.saving.changed_settings import as_begun
-from paceline.train.saving.imported_state import IMPORT_AGAIN, is_imported
+from paceline.train.saving.imported_state import IMPORT_AGAIN, imported_step, is_imported
 from paceline.world.collectives import all_gather_texts
 from paceline.world.process_group import wait_for_all
 from paceline.world.world import World
@@ -166,8 +166,9 @@ class Checkpoints:
         if self._world.is_main and is_imported(manifest):
             say(f"loaded the imported {self._storage.where(manifest.step)}")
         self._saved_step = manifest.step
-        self._report_progress(manifest.step)
-        return manifest.step
+        step = imported_step(manifest, self._state.batches.plan.steps_per_epoch)
+        self._report_progress(step)
+        return step
 
     def _start_over(self) -> None:
         """Set all checkpoints aside, once per launch or job: its restarts resume from their own."""

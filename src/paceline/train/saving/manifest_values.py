@@ -35,7 +35,10 @@ def check_values(
     if not set(_texts(values["numbers"]).values()) <= _NUMBER_TYPES:
         raise ValueError("a type of a number in the optimizer state is unknown")
     if is_imported(manifest):
-        _texts(dict.fromkeys(values["imported"]["optimizer_state"], ""))
+        facts = values["imported"]
+        _texts(dict.fromkeys(facts["optimizer_state"], ""))
+        for state in [facts.get("schedulers", []), *facts.get("groups", [])]:
+            decode(state, {})
         return
     _texts(values["optimizer"])["optimizer"]
     _require(type(values["dataset_samples"]) is int, "the number of samples")

@@ -16,9 +16,17 @@ from paceline.config.values import flatten
 from paceline.data.reading.batches import Batches
 from paceline.errors import ConfigError
 from paceline.train.model.parallel import settled
+from paceline.train.observers.console import say
 from paceline.train.observers.meter import Meter
 from paceline.train.saving.changed_settings import changed_settings
-from paceline.train.saving.imported_state import fitted, is_imported, missing_kinds
+from paceline.train.saving.imported_state import (
+    Unbound,
+    fitted,
+    is_imported,
+    missing_kinds,
+    names_of_places,
+    restore_schedulers,
+)
 from paceline.train.saving.manifest_values import check_values
 from paceline.train.saving.module_values import ModuleValues
 from paceline.train.saving.replicas import check_replicas
@@ -314,10 +322,8 @@ class RunState:
     def load(self, manifest: Manifest, tensors: Iterator[tuple[str, Tensor]]) -> list[str]:
         """Restore everything; return a line for each thing that does not match."""
         values = manifest.values
-        model, optimizer = self._parts.model, self._parts.optimizer
         if is_imported(manifest):
-            problems = [] if len(self._parts.optimizers) > 1 else missing_kinds(manifest, optimizer)
-            return problems + self._load(fitted(tensors, model), values["numbers"])
+            return self._load_imported(manifest, tensors)
         before, now = values["optimizer"]["optimizer"], self._parts.facts["optimizer"]
         if before != now:
             return [f"the optimizer was {before}, is {now}"]
@@ -338,6 +344,31 @@ class RunState:
             meter.restore(values["meters"][name], keep=keeps_sums)
         restore_stream(self.batches, values.get("stream", {}))
         self.finished = values.get("finished", "")
+        return []
+
+    def _load_imported(
+        self, manifest: Manifest, tensors: Iterator[tuple[str, Tensor]]
+    ) -> list[str]:
+        """Restore what another program saved; say what is not as in its file."""
+        model, optimizers = self._parts.model, list(self._parts.optimizers.values())
+        problems = missing_kinds(manifest, optimizers[0]) if len(optimizers) == 1 else []
+        try:
+            names = names_of_places(manifest, model, optimizers)
+        except Unbound as reason:
+            return [*problems, str(reason)]
+
+        def renamed(name: str) -> str:
+            before, mark, place = name.partition(".#")
+            return f"{before}.{names[f'#{place}']}" if mark and f"#{place}" in names else name
+
+        numbers = {renamed(name): kind for name, kind in manifest.values["numbers"].items()}
+        named = ((renamed(name), value) for name, value in tensors)
+        problems += self._load(fitted(named, model), numbers)
+        if problems:
+            return problems
+        lines = restore_schedulers(manifest, optimizers, self._parts.tracked)
+        if self.world.is_main and lines:
+            say("\n".join(f"imported: {line}" for line in lines))
         return []
 
     def _load(self, tensors: Iterator[tuple[str, Tensor]], numbers: Mapping[str, str]) -> list[str]:
