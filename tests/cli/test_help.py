@@ -32,7 +32,7 @@ def without_torch(*words: str, folder: Path) -> Done:
         (["-h"], ["Data and models:", CODES]),
         (["help"], ["Learn:", CODES]),
         (["--version"], ["paceline 0."]),
-        (["init", "--help"], ["usage: paceline init [FILE|FOLDER] [options]", "--from LIBRARY", "torchrun, accelerate, lightning, hf", "--force"]),
+        (["init", "--help"], ["usage: paceline init [FILE|FOLDER] [options]", "--from LIBRARY", "torchrun, accelerate, lightning, fabric, hf", "--force"]),
         (["run", "--help"], ["usage: paceline run [options] SCRIPT [ARGUMENT ...]", "-n, --ranks N"]),
         (["help", "run"], ["usage: paceline run [options] SCRIPT [ARGUMENT ...]", "restart at most n times"]),
         (["verify", "--help"], ["--worlds", "--steps", "--json"]),

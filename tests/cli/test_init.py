@@ -12,6 +12,7 @@ import pytest
 
 from paceline.cli.init import script_text
 from paceline.cli.init_origins import ORIGINS
+from paceline.cli.main import run_verb
 from support.program import paceline
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,7 +54,7 @@ def test_the_commands_that_it_prints_are_those_of_the_file(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ORIGINS)
 def test_a_script_of_another_library_finds_its_calls_in_the_table_and_at_the_marks(
-    tmp_path: Path, name: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     origin = ORIGINS[name]
     done = paceline("init", "--from", name, folder=tmp_path)
@@ -63,13 +64,25 @@ def test_a_script_of_another_library_finds_its_calls_in_the_table_and_at_the_mar
     for each in origin.replacements:
         assert f"{each.there} {each.here}" in shown
     assert f"guide: {origin.guide}\n" in done.out
-    for file in re.findall(r"[\w/-]+\.(?:md|py)", origin.guide):
-        assert (ROOT / file).is_file()
+    assert run_verb(origin.guide.split()[1:]) == 0  # prints the guide
+    assert capsys.readouterr().out.startswith("# Move from ")
     written = (tmp_path / "train.py").read_text()
     marks = re.findall(rf"^# (\d)\. .*\n#    In {origin.name}: .*\. Here: .*\.\ndef ", written, re.MULTILINE)  # fmt: skip
     assert marks == ["1", "2", "3"]
     without = [line for line in written.splitlines() if not line.startswith("#    In ")]
     assert "\n".join(without) + "\n" == script_text("train")
+
+
+def test_a_script_of_another_library_is_shown_with_what_replaces_its_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = "from accelerate import Accelerator\n\naccelerator = Accelerator()\ntrain, test = random_split(data, [0.9, 0.1])\n"
+    Path("mine.py").write_text(script + "args = parser.parse_args()\nscheduler = OneCycleLR(optimizer)\n")  # fmt: skip
+    assert run_verb(["init", "--from", "accelerate", "mine.py"]) == 0
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [words[0] for words in shown if words and words[0].isdigit()] == ["3", "4", "5", "6"]
+    assert Path("mine.py").read_text().startswith(script)
 
 
 def test_an_existing_file_stays_unless_force_is_given(tmp_path: Path) -> None:
@@ -89,7 +102,10 @@ def test_an_existing_file_stays_unless_force_is_given(tmp_path: Path) -> None:
 def test_what_cannot_be_written_or_is_not_known_is_refused(tmp_path: Path) -> None:
     done = paceline("init", "--from", "lightnin", folder=tmp_path)
     assert (done.code, done.out) == (2, "")
-    assert "--from must be one of torchrun, accelerate, lightning, hf; got 'lightnin'" in done.err
+    assert (
+        "--from must be one of torchrun, accelerate, lightning, fabric, hf; got 'lightnin'"
+        in done.err
+    )
     assert "fix: did you mean lightning?" in done.err
     (tmp_path / "file").touch()
     done = paceline("init", "file", folder=tmp_path)

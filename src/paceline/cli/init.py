@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from dataclasses import dataclass
 from importlib.resources import files
@@ -25,7 +26,7 @@ class InitArguments:
     path: str = positional(_FILE, metavar="FILE|FOLDER")
     """File to write, which ends with .py, or the folder for train.py (default: train.py)."""
     origin: str = option("", "--from", metavar="LIBRARY")
-    """Library that you come from (torchrun, accelerate, lightning, hf): show which call replaces which, and note it in the script."""
+    """Library that you come from (torchrun, accelerate, lightning, fabric, hf): show which call replaces which, and note it in the script. If FILE is a script of that library, show its lines with what replaces them, and write nothing."""
     force: bool = False
     """Overwrite an existing file."""
 
@@ -35,6 +36,11 @@ def main(arguments: InitArguments) -> int:
     origin = _origin(arguments.origin)
     file = file_of(arguments.path)
     existed = file.exists()
+    if origin and existed and not arguments.force and (lines := _lines_to_replace(origin, file)):
+        print(f"lines of {terminal.plain(str(file))} and what replaces them; nothing was written\n")
+        terminal.table(["line", "in your script", "here you write"], lines, numeric=["line"])
+        print(f"\na whole script: paceline init OTHER.py; guide: {origin.guide}")
+        return 0
     _write(file, script_text(file.stem, origin), force=arguments.force)
     print(f"{'overwrote' if existed else 'wrote'} {terminal.plain(str(file))}")
     print("change three places: 1. the model, 2. the data, 3. the loss\n")
@@ -45,6 +51,14 @@ def main(arguments: InitArguments) -> int:
     for line in next_commands(file):
         print(line)
     return 0
+
+
+def _lines_to_replace(origin: Origin, file: Path) -> list[tuple[str, str, str]]:
+    """Return the lines of another library in a script that does not use Paceline yet."""
+    text = file.read_text(encoding="utf-8", errors="replace")
+    if re.search(r"^\s*(import|from) paceline\b", text, re.MULTILINE) and "paceline.Run(" in text:
+        return []
+    return [(str(number), code, here) for number, code, here in origin.lines_of(text)]
 
 
 def _origin(name: str) -> Origin | None:

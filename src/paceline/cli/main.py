@@ -79,17 +79,26 @@ def _dispatch(words: Sequence[str]) -> int:
         from paceline.cli.complete import print_candidates
 
         return print_candidates(others)
-    if first in _HELP_FLAGS or (first == "help" and not others):
-        print(program_help(), flush=True)
-        return 0
-    if first == "help":
-        return _dispatch([*others, "--help"])
+    if first in _HELP_FLAGS or first == "help":
+        return _help([] if first in _HELP_FLAGS else others)
     if first.startswith("-"):
         near = did_you_mean(first, ["--help", "--version"])
         raise ConfigError(f"there is no option {first!r}", fix=near)
     if first not in COMMANDS:
         raise ConfigError(f"there is no verb {first!r}", fix=did_you_mean(first, COMMANDS))
     return _run(COMMANDS[first], f"paceline {first}", others)
+
+
+def _help(words: Sequence[str]) -> int:
+    """Print the help of the program, a guide, or the help of a verb."""
+    if not words:
+        print(program_help(), flush=True)
+        return 0
+    if words[0] == "guide":
+        from paceline.cli.guides import print_guide
+
+        return print_guide(words[1:])
+    return _dispatch([*words, "--help"])
 
 
 def _run(command: Command, program: str, words: Sequence[str]) -> int:
@@ -141,7 +150,11 @@ def program_help() -> str:
     for group, names in GROUPS.items():
         rows = [(name, COMMANDS[name].help) for name in names]
         parts.append(section(group, rows, _VERB_COLUMNS))
-    parts.append(wrapped("`paceline help VERB` shows the arguments of a verb."))
+    parts.append(
+        wrapped(
+            "`paceline help VERB` shows the arguments of a verb, `paceline help guide` lists the guides."
+        )
+    )
     parts.append(wrapped(EXIT_CODES))
     parts.append(section("Examples", list(EXAMPLES.items())))
     return "\n\n".join(parts)
