@@ -289,7 +289,7 @@ def test_what_an_import_does_not_restore_is_named(
         own_loop(name, nn.Module.parameters, schedule)
         assert problem in capsys.readouterr().out
     import_plain("groups")
-    with pytest.raises(ConfigError, match=r"the saved optimizer has \[6\] parameters"):
+    with pytest.raises(ConfigError, match=r"the saved optimizer have \[6\] parameters"):
         own_loop("groups", lambda model: list(model.parameters())[:4])
 
 
