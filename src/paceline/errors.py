@@ -51,6 +51,10 @@ class ConfigError(PacelineError):
     exit_code = 2
 
 
+class NoSuchAttribute(ConfigError, AttributeError):
+    """An object of Paceline has no attribute of this name."""
+
+
 class EnvironmentUnfit(PacelineError):
     """This machine lacks something that the command needs."""
 

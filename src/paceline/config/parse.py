@@ -18,7 +18,7 @@ from paceline.config.given import remember_given
 from paceline.config.redefined import refuse_redefined
 from paceline.config.renamed import refuse_old_names
 from paceline.config.schema import RunConfig
-from paceline.config.values import from_toml, with_settings
+from paceline.config.values import START_RANKS, from_toml, near_setting, with_settings
 from paceline.errors import ConfigError, did_you_mean
 from paceline.safe_open import read_text
 
@@ -166,7 +166,7 @@ def _named_settings(
         if equals:
             settings[name] = value
         else:
-            settings[_next_positional(word, names, positional)] = word
+            settings[_next_positional(word, names, positional, arguments)] = word
     return settings
 
 
@@ -174,17 +174,25 @@ def _fix_for_flag(name: str, flags: Sequence[str]) -> str:
     """Return what to write instead of a flag that does not exist.
 
     >>> _fix_for_flag("--lr", ["--lr.base", "--lr.rule", "--seed"])
-    'use --lr.base or --lr.rule; for an argument of your own, add a field to the class of the settings'
+    'did you mean --lr.base? For an argument of your own, add a field to the class of the settings'
     """
-    parts = [flag for flag in flags if flag.startswith(f"{name}.")]
-    if not parts:
-        return did_you_mean(name, flags)
-    return f"use {' or '.join(parts)}; for an argument of your own, add a field to the class of the settings"
+    by_setting = {flag.removeprefix("--").replace("-", "_"): flag for flag in flags}
+    fix = near_setting(name.removeprefix("--"), by_setting)
+    for setting, flag in by_setting.items():
+        if fix == f"did you mean {setting}?":
+            return f"did you mean {flag}? For an argument of your own, add a field to the class of the settings"
+    return fix if fix == START_RANKS else did_you_mean(name, flags)
 
 
-def _next_positional(word: str, names: Iterator[str], positional: Sequence[str]) -> str:
+def _next_positional(
+    word: str, names: Iterator[str], positional: Sequence[str], arguments: Sequence[Argument]
+) -> str:
     name = next(names, None)
     if name is None:
+        if name := next((each.name for each in arguments if each.name == word), None):
+            raise ConfigError(
+                f"the setting {word} has no value", fix=f"write {word}=VALUE, without spaces"
+            )
         accepted = " ".join(f"[{name}]" for name in positional) or "none"
         raise ConfigError(
             f"unexpected argument {word!r}",

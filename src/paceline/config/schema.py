@@ -234,6 +234,14 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         """Raise ConfigError for values out of range, and for settings that exclude each other."""
+        for name, kind in _GROUPS.items():
+            if not isinstance(getattr(self, name), kind):
+                first = next(iter(vars(kind())))
+                raise ConfigError(
+                    f"RunConfig({name}={getattr(self, name)!r}): {name} is a group of settings ({name}.{first}, ...)",
+                    fix=f"give {name}.{first}=... on the command line, or write "
+                    f"RunConfig({name}=paceline.config.{kind.__name__}({first}=...))",
+                )
         at_least(1, "epochs", self.epochs)
         at_least(0, "steps", self.steps)
         at_least(0, "evaluate_steps", self.evaluate_steps)
@@ -256,3 +264,17 @@ class RunConfig:
         for name, value in flatten(self):
             for text in value if isinstance(value, tuple) else (value,):
                 refuse_secret(name, text)
+
+
+_GROUPS = {
+    "batch": BatchConfig,
+    "local_sgd": LocalSgdConfig,
+    "lr": LrConfig,
+    "read": ReadConfig,
+    "checkpoint": CheckpointConfig,
+    "log": LogConfig,
+    "timeout": TimeoutConfig,
+    "record": RecordConfig,
+    "profile": ProfileConfig,
+}
+"""The groups of settings in a RunConfig."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
@@ -43,9 +43,79 @@ def with_settings(config: C, settings: Mapping[str, Any]) -> C:
     return _replace(config, nested)
 
 
+_OTHER_NAMES = {
+    "lr": "lr.base",
+    "learning_rate": "lr.base",
+    "batch": "batch.global_size",
+    "batch_size": "batch.global_size",
+    "bs": "batch.global_size",
+    "per_device_train_batch_size": "batch.global_size",
+    "gradient_accumulation_steps": "batch.lanes",
+    "accumulate": "batch.lanes",
+    "workers": "read.workers",
+    "num_workers": "read.workers",
+    "num_epochs": "epochs",
+    "max_epochs": "epochs",
+    "num_train_epochs": "epochs",
+    "max_steps": "steps",
+    "warmup": "lr.warmup_samples",
+    "warmup_steps": "lr.warmup_samples",
+    "scheduler": "lr.schedule",
+    "lr_scheduler_type": "lr.schedule",
+    "grad_clip": "clip_norm",
+    "max_grad_norm": "clip_norm",
+    "amp": "precision",
+    "fp16": "precision",
+    "bf16": "precision",
+    "random_seed": "seed",
+    "log_interval": "log.every_steps",
+    "logging_steps": "log.every_steps",
+    "save_every": "checkpoint.every",
+    "save_steps": "checkpoint.every",
+    "eval_steps": "evaluate_steps",
+    "output_dir": "runs",
+    "log_dir": "runs",
+    "wandb": "log.to",
+    "resume_from": "resume",
+    "fsdp": "parallel",
+    "ddp": "parallel",
+    "read": "read.workers",
+    "checkpoint": "checkpoint.every",
+    "log": "log.to",
+}
+"""Settings of Paceline by the names that people know from other programs, and by the name of their group."""
+_OTHER_VALUES = {
+    "gpu": "cuda",
+    "float16": "fp16",
+    "half": "fp16",
+    "16": "fp16",
+    "bfloat16": "bf16",
+    "float32": "fp32",
+    "32": "fp32",
+    "true": "auto",
+    "false": "never",
+}
+START_RANKS = "give the number of ranks to the launcher: paceline run -n 4 SCRIPT"
+_NOT_SETTINGS = {"gpus", "nproc", "nproc_per_node", "num_gpus", "world_size", "ranks", "n"}
+
+
+def near_setting(name: str, known: Iterable[str]) -> str:
+    """Return what to type instead of a setting that does not exist.
+
+    >>> near_setting("lr", ["lr.base", "lr.rule"]), near_setting("gpus", [])
+    ('did you mean lr.base?', 'give the number of ranks to the launcher: paceline run -n 4 SCRIPT')
+    """
+    choices = list(known)
+    if (other := _OTHER_NAMES.get(name.replace("-", "_"))) in choices:
+        return f"did you mean {other}?"
+    if name.replace("-", "_") in _NOT_SETTINGS:
+        return START_RANKS
+    return did_you_mean(name, choices)
+
+
 def _renamed_or_near(name: str, types: Mapping[str, Any]) -> str:
     new = RENAMED.get(name)
-    return f"use {new}, its new name" if new in types else did_you_mean(name, types)
+    return f"use {new}, its new name" if new in types else near_setting(name, types)
 
 
 def typed(name: str, value: Any, kind: Any) -> Any:
@@ -56,6 +126,11 @@ def typed(name: str, value: Any, kind: Any) -> Any:
     """
     if get_origin(kind) is Literal:
         return _one_of(name, value, get_args(kind))
+    if kind not in _FORMATS:
+        raise ConfigError(
+            f"the setting {name} has the type {getattr(kind, '__name__', kind)}, which no setting can have",
+            fix="annotate it as int, float, bool, str, pathlib.Path, tuple[str, ...] or Literal[...]",
+        )
     format_ = _FORMATS[kind]
     try:
         return format_.convert(value)
@@ -74,6 +149,11 @@ def _one_of(name: str, value: Any, choices: tuple[Any, ...]) -> Any:
     if value in choices:
         return value
     names = [str(choice) for choice in choices]
+    if (other := _OTHER_VALUES.get(str(value).lower())) in names:
+        raise ConfigError(
+            f"{name} must be one of {', '.join(names)}; got {value!r}",
+            fix=f"did you mean {other}?",
+        )
     raise ConfigError(
         f"{name} must be one of {', '.join(names)}; got {value!r}",
         fix=did_you_mean(str(value), names),

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from paceline import handover, terminal
 from paceline.config import RunConfig
@@ -16,6 +16,7 @@ from paceline.data.reading.collate import Collate
 from paceline.errors import ConfigError
 from paceline.events import Sink
 from paceline.train.callbacks import Callback, Callbacks
+from paceline.train.likely_mistakes import missing_of_run, refuse_no_config, refuse_other_call
 from paceline.train.run_folder import RunFolder
 from paceline.train.run_loop import RunLoop
 from paceline.train.run_objects import RunObjects
@@ -59,6 +60,7 @@ class Run(RunObjects):
         sinks: Sequence[Sink] = (),
         callbacks: Sequence[Callback] = (),
     ) -> None:
+        refuse_no_config(config)
         self.config = config
         """The settings of the run."""
         self._sinks = sinks
@@ -69,6 +71,11 @@ class Run(RunObjects):
         self._callbacks.track(self._parts.tracked)
         self._named_changes = set()
         self._script_state = ScriptState(self._parts, callbacks)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise missing_of_run(name, self)
 
     def __enter__(self) -> Self:
         if handover.LAUNCHER not in os.environ:  # ours reads to the end
@@ -306,6 +313,7 @@ class Run(RunObjects):
         """
         self._running().save_requested = True
 
+    @refuse_other_call("run.log(name=value)")
     def log(self, **values: Any) -> None:
         """Report numbers with this step: on the console, in events.jsonl and to the loggers.
 

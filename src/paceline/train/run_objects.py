@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from paceline.errors import ConfigError
+from paceline.train.likely_mistakes import refuse_no_module, refuse_no_optimizer, refuse_other_call
 from paceline.train.model.parallel import prepare
 from paceline.train.model.unsupported import refuse_closures, refuse_hooks, refuse_modules
 from paceline.train.run_updates import RunUpdates
@@ -46,6 +47,7 @@ class RunObjects(RunUpdates):
         True
         """
         self._refuse_late("run.model")
+        refuse_no_module(model)
         refuse_modules(model, self.config)
         refuse_hooks(model, self.config)
         prepare(model, self.world, self.config, self._strategy, wrap)
@@ -67,10 +69,12 @@ class RunObjects(RunUpdates):
         True
         """
         self._refuse_late("run.optimizer")
+        refuse_no_optimizer(optimizer)
         refuse_closures(optimizer)
         self._parts.add_optimizer(optimizer, name)
         return optimizer
 
+    @refuse_other_call("run.track(scheduler=scheduler, ema=ema), with a name for each object")
     def track(self, **objects: Any) -> None:
         """Save and restore other objects with the run: schedulers, an EMA, counters.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from paceline.config import RunConfig
 from paceline.config.given import is_given, with_values
@@ -10,6 +10,7 @@ from paceline.data.reading.batches import RankBatch
 from paceline.errors import ConfigError
 from paceline.scale.batch import StepPlan
 from paceline.train.gradients.note import Note
+from paceline.train.likely_mistakes import missing_of_step, refuse_iteration
 
 
 class Step:
@@ -26,6 +27,14 @@ class Step:
         """Whether this is the last step of its epoch."""
         self.samples = plan.samples
         """Samples of the step over all ranks."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise missing_of_step(name, self)
+
+    def __iter__(self) -> NoReturn:
+        raise refuse_iteration(self)
 
     @property
     def evaluates(self) -> bool:

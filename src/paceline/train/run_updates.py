@@ -11,6 +11,7 @@ from torch import Tensor
 from paceline import terminal
 from paceline.errors import ConfigError, TrainingError
 from paceline.train.gradients.note import NO_MOVES, Note
+from paceline.train.likely_mistakes import refuse_other_call
 from paceline.train.run_controls import RunControls
 from paceline.train.run_loop import RunLoop
 from paceline.train.run_step import Step, with_requests_of
@@ -40,6 +41,7 @@ class RunUpdates(RunControls):
     """The error that has left an update."""
     _script_steps: ScriptSteps
 
+    @refuse_other_call("run.update(optimizer, loss, step), where loss is a function of a batch")
     def update(
         self,
         optimizer: torch.optim.Optimizer,
@@ -78,6 +80,7 @@ class RunUpdates(RunControls):
             loop.by_script.note(loop.done, "clip_norm", clip, "clip= of run.update")
         return self._run(loop.updates.update, optimizer, loss, step, norm, over_batch)
 
+    @refuse_other_call("run.backward(optimizer, loss, step), where loss is a function of a batch")
     def backward(
         self,
         optimizer: torch.optim.Optimizer,
@@ -156,6 +159,11 @@ class RunUpdates(RunControls):
             raise TrainingError(
                 f"an earlier update of this run failed: {self._failed}",
                 fix="let the error end the run; the same command resumes from the newest checkpoint",
+            )
+        if not isinstance(step, Step):
+            raise ConfigError(
+                f"the third argument of run.update must be the step, got a {type(step).__name__}",
+                fix="loop by `for step in run.steps(...)`, and call run.update(optimizer, loss, step); step.index counts",
             )
         if step is not self._step:
             raise ConfigError(

@@ -206,11 +206,14 @@ def _check_loader(loader: DataLoader[Any]) -> None:
     if loader.batch_sampler is not None and type(loader.batch_sampler) is not BatchSampler:
         raise ConfigError(
             f"the DataLoader has a batch_sampler of its own, {type(loader.batch_sampler).__name__}",
-            fix="pass batch_size= and sampler= to the DataLoader instead of batch_sampler=",
+            fix="for batches of similar length pass paceline.by_length(dataset, lengths, batch=config.batch.global_size) to run.steps; "
+            "else pass batch_size= and sampler= to the DataLoader instead of batch_sampler=",
         )
     if loader.batch_size is None:
         raise ConfigError(
-            "the DataLoader has no batch_size", fix="pass batch_size= to it: the global batch"
+            "the DataLoader has no batch_size",
+            fix="pass batch_size= to it: the global batch. Instead of a batch_sampler of similar lengths pass "
+            "paceline.by_length(dataset, lengths, batch=config.batch.global_size) to run.steps",
         )
 
 

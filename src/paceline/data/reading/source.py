@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+import numpy
 import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, StackDataset, Subset, TensorDataset
@@ -255,12 +256,18 @@ def _find_source(data: Any) -> Source:
     tensors = data.tensors if isinstance(data, TensorDataset) else data
     if isinstance(tensors, tuple | list) and all(isinstance(item, Tensor) for item in tensors):
         return TensorSource(*tensors)
+    if isinstance(data, tuple) and data and all(isinstance(item, numpy.ndarray) for item in data):
+        raise ConfigError(
+            f"a tuple of {len(data)} NumPy arrays is not a dataset",
+            fix=f"pass tensors: {'(' + ', '.join(['torch.from_numpy(...)'] * len(data)) + ',)'}",
+        )
     mapping = isinstance(data, Mapping)
     if not mapping and hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         return DatasetSource(data)
     raise ConfigError(
         f"{type(data).__name__} is not a map-style dataset",
-        fix="pass a tuple of tensors, or a dataset with __len__ and __getitem__",
+        fix="pass a tuple of tensors, a dataset with __len__ and __getitem__, or for an iterable "
+        "paceline.Stream(factory), where factory(shard, shards) returns the samples of one lane",
     )
 
 

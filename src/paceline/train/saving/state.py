@@ -68,7 +68,7 @@ def _names(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[Tensor, 
     if foreign:
         raise ConfigError(
             f"the optimizer has {len(foreign)} parameters that are not in the model, such as one of shape {list(foreign[0].shape)}",
-            fix="make them part of the model of the run",
+            fix="call model = run.model(model) before run.steps, and make the optimizer of that model's parameters",
         )
     return names
 

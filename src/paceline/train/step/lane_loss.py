@@ -58,6 +58,7 @@ def lane_loss(result: Any, samples: int) -> LaneLoss:
 
 def named_values(result: Any) -> tuple[Tensor, dict[str, Any]]:
     """Return the tensor from which backward starts, and all values of a loss by name, the loss first."""
+    _refuse_model_output(result)
     values = dict(result) if isinstance(result, Mapping) else {_LOSS: result}
     if _LOSS not in values:
         raise ConfigError(
@@ -70,11 +71,42 @@ def named_values(result: Any) -> tuple[Tensor, dict[str, Any]]:
     return output, {_LOSS: first, **values}
 
 
+def _refuse_model_output(result: Any) -> None:
+    """Raise for what a model returns, such as the ModelOutput of transformers: a mapping with attributes, or an object."""
+    if type(result) is dict or isinstance(result, tuple | Tensor):
+        return
+    if isinstance(result, Mapping) and all(map(_is_number, result.values())):
+        return  # a dict of its own class that holds losses only
+    if not hasattr(result, _LOSS) and not hasattr(result, "logits"):
+        return
+    name = type(result).__name__
+    if isinstance(getattr(result, _LOSS, None), Tensor):
+        raise ConfigError(
+            f"the loss function returned the output of the model, {name}, not a loss",
+            fix="return its loss: model(**batch).loss",
+        )
+    raise ConfigError(
+        f"the loss function returned the output of the model, {name}, which has no loss",
+        fix="pass labels=... to the model and return its .loss, or compute a loss from its .logits",
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return not isinstance(value, Tensor) or value.numel() == 1
+
+
+_INSTEAD = {
+    type(None): "add a return to the loss function",
+    float: "return the tensor itself, without .item() or float()",
+}
+
+
 def _check_output(output: Any) -> None:
     if not isinstance(output, Tensor):
+        usual = "return the mean over the samples as a tensor of shape [], or (sum, count)"
         raise ConfigError(
             f"the loss returned {type(output).__name__}, not a tensor",
-            fix="return the mean over the samples as a tensor of shape [], or (sum, count)",
+            fix=_INSTEAD.get(type(output), usual),
         )
     if output.numel() != 1:
         raise ConfigError(
@@ -94,6 +126,11 @@ def _sum_and_count(name: str, value: Any, samples: int) -> tuple[float, float]:
     if total is None:
         number = _number(name, value)
         return number * samples, float(samples)
+    if isinstance(count, Tensor) and count.numel() != 1:
+        raise ConfigError(
+            f"the loss returned a tuple whose second element is a tensor of shape {list(count.shape)}, not a count",
+            fix="return the loss alone, or (sum, count) with a number of samples or tokens",
+        )
     return _number(name, total), _number(name, count)
 
 
