@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -105,9 +105,8 @@ def test_calls_of_other_libraries_lead_to_ours(tmp_path: Path) -> None:
         for step in run.steps((torch.randn(8, 4),), epochs=1):
             which: Any = step
             says("run.update(optimizer, loss, step)", lambda: own.update(optimizer, loss))
-            says(
-                "run.update(optimizer, loss, step)", lambda: own.update(optimizer, loss, (0, which))
-            )  # noqa: B023
+            enumerated = (0, step)
+            says("step.index", lambda: own.update(optimizer, loss, enumerated))  # noqa: B023
             says("loss(batch)", lambda: which.batch)  # noqa: B023
             says("loss(batch)", lambda: list(which))  # noqa: B023
             run.update(optimizer, loss, step)
@@ -121,7 +120,7 @@ class Output(dict[str, Any]):
 
 class Pair(NamedTuple):
     loss: Tensor
-    count: int
+    tokens: int
 
 
 def test_what_a_model_returns_is_no_loss() -> None:
@@ -140,20 +139,21 @@ def test_what_a_model_returns_is_no_loss() -> None:
     assert lane_loss(Output(loss=loss, kl=2.0), 4).names == ("loss", "kl")
 
 
-class Iterable(IterableDataset[int]):
-    pass
+class Iterated(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter([1])
 
 
 def test_data_that_cannot_be_read_lead_to_what_can() -> None:
-    own = DataLoader(
-        [1, 2], batch_sampler=BatchSampler(SequentialSampler([1, 2]), 2, drop_last=False)
-    )  # type: ignore[arg-type]
+    numbers: Any = [1, 2]
+    batches = BatchSampler(SequentialSampler(numbers), 2, drop_last=False)
+    array = numpy.zeros(3)
     for data, typed in [
-        (DataLoader([1, 2], batch_size=None), "by_length"),  # type: ignore[arg-type]
-        (Iterable(), "paceline.Stream"),
-        ((numpy.zeros(3), numpy.zeros(3)), "torch.from_numpy"),
+        (DataLoader(numbers, batch_sampler=batches), "by_length"),
+        (DataLoader(numbers, batch_sampler=[[0, 1]]), "by_length"),
+        (Iterated(), "paceline.Stream"),
+        ((array, array), "torch.from_numpy"),
     ]:
         with pytest.raises(ConfigError) as refused:
             as_source(data)
         assert typed in refused.value.fix
-    assert own.batch_size is None
