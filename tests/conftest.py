@@ -7,6 +7,8 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
+import tempfile
 from collections import Counter
 from pathlib import Path
 
@@ -44,6 +46,11 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     os.environ.setdefault("ONEDNN_JIT_PROFILE", "0")  # on ARM, a file in /tmp per process
     os.environ.setdefault("PACELINE_BYTECODE", "0")  # nothing is kept in the home folder
+    state = tempfile.TemporaryDirectory(prefix="paceline-state-")
+    config.add_cleanup(state.cleanup)
+    os.environ.setdefault("XDG_STATE_HOME", state.name)
+    # What is trained in the tests' own process is in no script, as in a worker of xdist: the run is called "run".
+    vars(sys.modules["__main__"]).pop("__file__", None)
 
 
 def _choose_gpus() -> None:

@@ -20,6 +20,8 @@ FLOORS = [
     {"units", "errors", "handover", "version", "terminal", "help_layout", "__init__"},
     {
         "rundir",
+        "main_script",
+        "verified",
         "runlock",
         "redact",
         "safe_open",

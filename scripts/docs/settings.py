@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -60,7 +60,8 @@ def _groups(kind: type, prefix: str = "") -> Iterator[str]:
     for item in fields(kind):
         if not is_dataclass(hints[item.name]):
             values = _values(hints[item.name])
-            rows.append(_row(prefix + item.name, values, item.default, helps[item.name]))
+            default = "NAME of NAME.py" if item.default is MISSING else item.default
+            rows.append(_row(prefix + item.name, values, default, helps[item.name]))
     title = prefix.rstrip(".") or "The run"
     yield f"## {title}\n\n{text(kind.__doc__ or '')}\n\n{table(HEAD, rows)}"
     for item in fields(kind):

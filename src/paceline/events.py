@@ -134,6 +134,15 @@ class SlowRank(Event):
 
 
 @dataclass(frozen=True)
+class ScriptChanged(Event):
+    """The run resumes with another text of its script, or of a module beside it."""
+
+    step: int
+    reason: str
+    """The lines that differ."""
+
+
+@dataclass(frozen=True)
 class SetByScript(Event):
     """The script decides what a setting would decide otherwise."""
 

@@ -117,6 +117,9 @@ INCARNATION = "PACELINE_INCARNATION"
 HOST_SUFFIX = "PACELINE_HOST_SUFFIX"
 """The suffix of a node's name on the fast network."""
 
+SCRIPT = "PACELINE_SCRIPT"
+"""Which script a copy of it is, or the file of a cell: path of the copy, place and project of the script, as JSON."""
+
 SECRET_FILE = "PACELINE_SECRET_FILE"  # noqa: S105 - the name of a variable
 """A file of mode 0600 with a secret that all nodes share: it signs the messages of the rendezvous."""
 

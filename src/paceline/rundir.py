@@ -98,6 +98,11 @@ class RunDir:
         return self.root / "code"
 
     @property
+    def script(self) -> Path:
+        """The folder of the script and of the modules beside it, one subfolder for each version that has trained."""
+        return self.root / "script"
+
+    @property
     def meetings(self) -> Path:
         """The rendezvous folder, in which ranks of several nodes find the address of rank 0."""
         return self.root / "meetings"
@@ -206,7 +211,13 @@ class RunDir:
         """Raise if a folder of this run is a symbolic link: whoever planted it chose where a run would write."""
         for folder in (
             *(self.checkpoints, self.jobs, self.code, self.meetings, self.csv, self.tensorboard),
-            *(self.profile, self.beat(0).parent, self.alarm.parent, self.root / "wandb"),
+            *(
+                self.profile,
+                self.script,
+                self.beat(0).parent,
+                self.alarm.parent,
+                self.root / "wandb",
+            ),
         ):
             if folder.is_symlink():
                 raise EnvironmentUnfit(

@@ -113,7 +113,7 @@ def folder(tmp_path: Path) -> Path:
     [
         (["-n", "2", "batch.lanes=1"], "32", 2, "2 ranks cannot share 1 lanes", "set batch.lanes=2, or start at most 1 ranks"),
         ([], "0", 2, "the dataset has 0 samples", "check the path or the filter that made it"),
-        (["-n", "2", "runs=occupied"], "32", 3, "cannot write occupied/run: ", "free disk space, allow writing there"),
+        (["-n", "2", "runs=occupied"], "32", 3, "cannot write occupied/train: ", "free disk space, allow writing there"),
         (["device=cuda"], "32", 3, "device=cuda, but this rank sees no GPU", "ask the scheduler for GPUs, or set device=cpu"),
     ],
 )  # fmt: skip
@@ -137,7 +137,7 @@ def test_a_loss_that_is_not_a_number_stops_every_rank_and_names_step_and_lane(fo
     )
     refused(done, 1, "the loss is nan at step 3, lane 3 (rank 1)", "try lr.base 10 x lower")
     assert [(folder / f"updates-{rank}").read_text().count("update") for rank in range(2)] == [2, 2]
-    last = json.loads((folder / "runs/run/events.jsonl").read_text().splitlines()[-1])
+    last = json.loads((folder / "runs/train/events.jsonl").read_text().splitlines()[-1])
     assert (last["event"], last["step"]) == ("RunFailed", 2)
 
 

@@ -32,7 +32,7 @@ WORDS = (
 )
 
 
-SAVED = "runs/run/checkpoints/step-000000010"
+SAVED = "runs/faulty_training/checkpoints/step-000000010"
 
 
 def wait_for(path: Path, running: Running) -> None:
@@ -46,7 +46,7 @@ def wait_for(path: Path, running: Running) -> None:
 def ask(folder: Path, *words: str) -> Done:
     elsewhere = folder / "reader"
     elsewhere.mkdir(exist_ok=True)
-    return paceline("hang", str(folder / "runs" / "run"), *words, folder=elsewhere)
+    return paceline("hang", str(folder / "runs" / "faulty_training"), *words, folder=elsewhere)
 
 
 def test_a_stuck_rank_is_named_while_the_run_goes_on_and_afterwards(tmp_path: Path):
@@ -54,7 +54,7 @@ def test_a_stuck_rank_is_named_while_the_run_goes_on_and_afterwards(tmp_path: Pa
     with started(
         "run", "-n", "2", *around(str(SCRIPT), WORDS), folder=tmp_path, env=env
     ) as running:
-        wait_for(tmp_path / "runs" / "run" / "hang" / "verdict.json", running)
+        wait_for(tmp_path / "runs" / "faulty_training" / "hang" / "verdict.json", running)
         live = ask(tmp_path, "--json")
         found = json.loads(live.out)
         assert live.code == 1
@@ -94,8 +94,8 @@ def test_a_start_that_has_reported_nothing_yet_does_not_show_the_failure_of_the_
 def test_a_failure_leaves_a_page_with_the_way_on(tmp_path: Path):
     env = {"FAULT": "raise", "FAULT_RANK": "1", "FAULT_STEP": "12", "FAULT_AFTER": SAVED}
     done = paceline("run", "-n", "2", *around(str(SCRIPT), WORDS), folder=tmp_path, env=env)
-    page = json.loads((tmp_path / "runs" / "run" / "failure.json").read_text())
-    text = (tmp_path / "runs" / "run" / "failure.md").read_text()
+    page = json.loads((tmp_path / "runs" / "faulty_training" / "failure.json").read_text())
+    text = (tmp_path / "runs" / "faulty_training" / "failure.md").read_text()
     assert (page["rank"], page["how"], page["step"], page["checkpoint_step"]) == (
         1,
         "failed with ValueError: a bad sample",
@@ -113,9 +113,11 @@ def test_a_failure_leaves_a_page_with_the_way_on(tmp_path: Path):
     assert "From step 10: " in shown.out
     verdict = shown.out.partition("\n")[0]  # rank 0 only knows that it lost a connection
     assert verdict.endswith(" failed with ValueError: a bad sample, in step 13")
-    state = RunWatcher(find_run(str(tmp_path / "runs" / "run"), tmp_path)).look()
+    state = RunWatcher(find_run(str(tmp_path / "runs" / "faulty_training"), tmp_path)).look()
     assert (state.phase, state.reason) == ("failed", verdict)
-    assert surviving(tmp_path / "runs" / "run" / "events.jsonl")[-1]["reason"] == verdict
+    assert (
+        surviving(tmp_path / "runs" / "faulty_training" / "events.jsonl")[-1]["reason"] == verdict
+    )
     assert f"{verdict}." in text
 
 
@@ -135,7 +137,7 @@ def test_under_torchrun_the_page_about_a_killed_rank_is_left_afterwards(tmp_path
         [*words, *WORDS[2:]], cwd=tmp_path, env=os.environ | env, capture_output=True, timeout=120
     )
     assert done.returncode == 1
-    folder = tmp_path / "runs" / "run"
+    folder = tmp_path / "runs" / "faulty_training"
     assert not (folder / "failure.json").exists()
     assert "rank 1 (node " in ask(tmp_path).out
     page = json.loads((folder / "failure.json").read_text())

@@ -33,20 +33,20 @@ def fault(kind: str) -> dict[str, str]:
 def test_a_killed_rank_is_the_verdict_on_every_screen(tmp_path: Path) -> None:
     words = ["run", "-n", "2", "--max-restarts", "0", SCRIPT, *SETTINGS]
     done = paceline(*words, folder=tmp_path, env=fault("kill"))
-    run = tmp_path / "runs" / "run"
+    run = tmp_path / "runs" / "faulty_training"
     verdict = surviving(run / "events.jsonl")[-1]["reason"]
     assert done.code == 137
     assert "error: rank 1 was killed (SIGKILL); the other ranks were stopped." in done.err
     assert verdict.startswith("rank 1 (node ")
     assert verdict.endswith(") was killed (SIGKILL), in step 13")
-    watched = json.loads(paceline("watch", "run", "--json", folder=tmp_path).out)
-    hang = json.loads(paceline("hang", "run", "--json", folder=tmp_path).out)
+    watched = json.loads(paceline("watch", "faulty_training", "--json", folder=tmp_path).out)
+    hang = json.loads(paceline("hang", "faulty_training", "--json", folder=tmp_path).out)
     assert (watched["phase"], watched["reason"]) == ("failed", verdict)
     assert (hang["sentence"], hang["ranks"]) == (verdict, [1])
     page = (run / "failure.md").read_text()
     assert f"\n{verdict}.\n" in page
     assert "\nFix: check whether the machine ran out of memory" in page
-    paceline("report", "run", folder=tmp_path)
+    paceline("report", "faulty_training", folder=tmp_path)
     report = (run / "report.html").read_text()
     assert verdict in report
     for text in (done.out, done.err, json.dumps(watched), page, report):
@@ -62,7 +62,7 @@ def test_the_launchers_of_two_hosts_give_one_verdict(tmp_path: Path) -> None:
             for each in words
         ]
         first, second = [running.wait() for running in both]
-    verdict = surviving(tmp_path / "runs" / "run" / "events.jsonl")[-1]["reason"]
+    verdict = surviving(tmp_path / "runs" / "faulty_training" / "events.jsonl")[-1]["reason"]
     assert ") was killed (SIGKILL), in step 13" in verdict
     assert (first.code, second.code) == (1, 137)
     assert "rank 0 lost the connection to a rank of another host" in first.err

@@ -87,8 +87,8 @@ def test_jobs_at_the_same_moment_do_not_clash(slurm, meet, tmp_path: Path):
         time.sleep(0.5)
     outputs = [sorted(file.read_text().splitlines()) for file in tmp_path.glob("*.out")]
     assert outputs == [BOTH_MET] * 3
-    assert list((tmp_path / "runs" / "run" / "meetings").iterdir()) == []
-    assert (tmp_path / "runs" / "run" / "meetings").stat().st_mode & 0o777 == 0o700
+    assert list((tmp_path / "runs" / "meet" / "meetings").iterdir()) == []
+    assert (tmp_path / "runs" / "meet" / "meetings").stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.slurm(nodes=2, cpus=4, gpus=0)

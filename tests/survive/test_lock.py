@@ -33,7 +33,7 @@ def test_a_second_launch_of_a_run_waits_then_says_who_holds_it(tmp_path: Path) -
         holder = pid(tmp_path, "evaluate")
         second = paceline_beside("run", SCRIPT, *SHORT, folder=tmp_path)
         assert second.code == 3
-        assert f"runs/run is being written by process {holder} on " in second.err
+        assert f"runs/training is being written by process {holder} on " in second.err
         first.process.send_signal(signal.SIGTERM)
         assert first.wait().code == 75
 

@@ -32,10 +32,10 @@ def stopped_well(folder: Path, running: Running) -> int:
     assert "the script goes on" not in done.out
     assert "Traceback" not in done.out + done.err
     assert (done.out + done.err).count("Rerun the same command to resume") == 1
-    storage = LocalStorage(folder / "runs/run/checkpoints")
+    storage = LocalStorage(folder / "runs/training/checkpoints")
     newest = storage.steps()[0]
     assert verify(storage, newest).step == newest
-    last = surviving(folder / "runs/run/events.jsonl")[-1]
+    last = surviving(folder / "runs/training/events.jsonl")[-1]
     assert (last["event"], last["step"]) == ("RunStopped", newest)
     assert [path.name for path in storage.root.iterdir() if not path.name.startswith("step-")] == []
     return newest
@@ -92,7 +92,7 @@ def test_a_signal_to_the_launcher_does_the_same_and_the_run_resumes_later(
         pid(tmp_path, "step", 1)
         running.process.send_signal(number)
         stopped_well(tmp_path, running)
-    assert surviving(tmp_path / "runs/run/events.jsonl")[-1]["reason"] == signal_name(number)
+    assert surviving(tmp_path / "runs/training/events.jsonl")[-1]["reason"] == signal_name(number)
     resumes(
         tmp_path, {signal.SIGTERM: "3", signal.SIGUSR1: "1", signal.SIGINT: "2"}[number], untouched
     )
@@ -127,7 +127,7 @@ def test_a_signal_before_the_training_ends_it_cleanly_with_nothing_to_lose(
         assert done.code == 128 + signal.SIGTERM  # not 75: there is nothing to resume from
         assert "Traceback" not in done.out + done.err
         assert running.left_over() == []
-    assert LocalStorage(tmp_path / "runs/run/checkpoints").steps() == []
+    assert LocalStorage(tmp_path / "runs/training/checkpoints").steps() == []
 
 
 def test_a_second_interrupt_does_not_wait_for_the_step(tmp_path: Path) -> None:
@@ -159,7 +159,9 @@ def test_a_second_signal_of_a_scheduler_leaves_the_save_its_time(
 def test_a_deadline_stops_the_run_with_a_checkpoint(tmp_path: Path, untouched: str) -> None:
     with start(tmp_path, "--stop-after", "6s", SLOW_STEP="0.1") as running:
         stopped_well(tmp_path, running)
-    assert surviving(tmp_path / "runs/run/events.jsonl")[-1]["reason"] == "the time limit is near"
+    assert (
+        surviving(tmp_path / "runs/training/events.jsonl")[-1]["reason"] == "the time limit is near"
+    )
 
 
 @pytest.mark.parametrize("whom", ["launcher", "rank 0"])

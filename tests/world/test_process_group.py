@@ -209,7 +209,7 @@ def test_ranks_of_several_nodes_meet_where_rank_0_says_in_the_run_folder(tmp_pat
     shared |= {"PMIX_NAMESPACE": "prterun-a-7@1", "PACELINE_INTERFACE": "lo"}
     said = meet(tmp_path, *(shared | {"OMPI_COMM_WORLD_RANK": str(rank)} for rank in range(2)))
     assert said == [f"openmpi {rank} 2 2 3.0 ['{LOOPBACK}']" for rank in range(2)]
-    assert list((tmp_path / "runs" / "run" / "meetings").iterdir()) == []
+    assert list((tmp_path / "runs" / "meet" / "meetings").iterdir()) == []
 
 
 @pytest.mark.mpi

@@ -25,6 +25,7 @@ _RANK_VARIABLES = (
     "SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE",
     "SLURMD_NODENAME", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", handover.SETTINGS, handover.PROGRESS, handover.STOP_MARK,
     handover.INCARNATION, handover.DEADLINE, handover.HOST_SUFFIX, handover.INTERFACE, handover.DATA, handover.SEED, handover.HASH_SEED,
+    handover.SCRIPT,
 )  # fmt: skip
 
 
@@ -48,6 +49,8 @@ class BatchJob:
     """UID:GID for docker."""
     foreign: bool = False
     """Whether the script does not use Paceline, so that its checkpoints are unknown."""
+    script: str = ""
+    """The value of `handover.SCRIPT`: which script the copy is."""
 
     def __post_init__(self) -> None:
         """Raise an error for a value that Slurm rejects or a shell would misread."""
@@ -167,6 +170,8 @@ def _gpus(job: BatchJob, profile: ClusterProfile) -> dict[str, str]:
 def _environment(job: BatchJob, profile: ClusterProfile) -> list[str]:
     settings = {"name": job.run.name, "runs": str(job.run.parent)}
     variables = {handover.SETTINGS: json.dumps(settings, ensure_ascii=False)}
+    if job.script:
+        variables[handover.SCRIPT] = job.script
     if profile.host_suffix:
         variables[handover.HOST_SUFFIX] = profile.host_suffix
     if profile.interface:

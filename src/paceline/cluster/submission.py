@@ -18,6 +18,7 @@ from paceline.config.parse import settings_in_words
 from paceline.config.schema import RunConfig
 from paceline.errors import ConfigError, EnvironmentUnfit, PacelineError
 from paceline.launch.spec import ANOTHER_PYTHON, Program
+from paceline.main_script import name_of, script_at
 from paceline.rundir import RunDir, make_private, write_whole, writing_to
 
 _STALE_MARKS = ("over", "cancelled", "idle", "chain", "failed-nodes")
@@ -70,6 +71,7 @@ def prepare(request: SubmitRequest, folder: Path) -> PreparedJob:
         time=request.time,
         user=f"{os.getuid()}:{os.getgid()}",
         foreign=request.target.foreign,
+        script=_told(request.target, code),
     )
     if 0 < job.gpus_per_node < job.ranks_per_node:
         raise ConfigError(
@@ -82,6 +84,12 @@ def prepare(request: SubmitRequest, folder: Path) -> PreparedJob:
         )
     _check_error_folder(request.profile, folder)
     return PreparedJob(request, run, job, code, batch_script(job, request.profile))
+
+
+def _told(target: Program, code: CodeCopy) -> str:
+    """Return by what a run knows that the copy is the same script as before."""
+    kind, what = target.argv
+    return script_at(Path(what)).told_of(code.words[1]) if kind == "path" else ""
 
 
 def _rank_words(request: SubmitRequest, code: CodeCopy) -> tuple[str, ...]:
@@ -147,10 +155,15 @@ def _refuse_second_submission(run: RunDir, cluster: str) -> None:
 def _run_folder(request: SubmitRequest, folder: Path) -> Path:
     """Return the run's folder: from arguments and config files, else named after the script."""
     settings = settings_in_words(request.arguments, {"name", "runs"})
-    name = settings.get("name") or Path(request.target.name).stem
+    name = settings.get("name") or _default_name(request.target)
     runs = settings.get("runs") or RunConfig.runs
     RunConfig(name=name)  # raises if the name cannot be a folder
     return (folder / runs).resolve() / name
+
+
+def _default_name(target: Program) -> str:
+    kind, what = target.argv
+    return name_of(Path(what)) if kind == "path" else target.name
 
 
 def _write(prepared: PreparedJob) -> None:

@@ -14,6 +14,7 @@ from paceline.config.instrumentation import ProfileConfig, RecordConfig
 from paceline.config.intervals import Every, seconds_from
 from paceline.config.values import flatten
 from paceline.errors import ConfigError, did_you_mean
+from paceline.main_script import main_script
 
 _SINKS = ("csv", "mlflow", "tensorboard", "wandb")
 
@@ -168,8 +169,8 @@ class TimeoutConfig:
 class RunConfig:
     """All settings of a run. The number of ranks is not a setting: the launcher sets it."""
 
-    name: str = "run"
-    """Name of the run, and of its folder under `runs`."""
+    name: str = field(default_factory=lambda: main_script().name)
+    """Name of the run, and of its folder under `runs`; default: the script's file name."""
     runs: str = "runs"
     """Folder of all runs."""
     seed: int = 0

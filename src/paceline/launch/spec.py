@@ -31,6 +31,8 @@ class Program:
     """Another Python interpreter, which need not have Paceline; empty: this one."""
     foreign: bool = False
     """Whether it is a script that does not mention Paceline, so that nothing is known of its checkpoints."""
+    told: str = ""
+    """The value of `handover.SCRIPT`, if the file is a copy or a cell; else empty."""
 
     @property
     def command(self) -> list[str]:
@@ -112,6 +114,8 @@ class LaunchSpec:
             variables[handover.SETTINGS] = json.dumps(outer | dict(self.settings))
             if self.target.foreign:
                 variables[handover.NEEDS_RUN] = "1"
+        if self.target.told:
+            variables[handover.SCRIPT] = self.target.told
         if self.command:
             variables[handover.COMMAND] = self.command
         if math.isfinite(self.deadline_s):

@@ -13,6 +13,7 @@ from paceline.config.arguments import arguments_of, option, verbatim
 from paceline.config.command_line import read_arguments, split_command
 from paceline.errors import ConfigError
 from paceline.launch.spec import Program, script
+from paceline.main_script import MainScript
 from paceline.rundir import make_private, write_whole, writing_to
 
 MAGIC = "%%paceline"
@@ -73,7 +74,10 @@ def write_script(cell: str, line: str, arguments: CellArguments) -> Program:
     with writing_to(file, "change the folder of the notebook with %cd"):
         make_private(file.parent)
         write_whole(file, text.encode())
-    return script(str(file), arguments.python)
+    cell_script = MainScript(_NAME, f"{_NAME}.py", str(Path.cwd()))
+    return replace(
+        script(str(file), arguments.python), told=cell_script.told_of(str(file.absolute()))
+    )
 
 
 def named_by_run(program: Program, arguments: CellArguments) -> Program:

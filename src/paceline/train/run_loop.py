@@ -5,11 +5,23 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
 
 from paceline.config import RunConfig
 from paceline.data.reading.batches import Batches, RankBatch
 from paceline.errors import Stopped
-from paceline.events import EpochDone, Evaluated, RunEnded, RunStarted, RunStopped, StepDone
+from paceline.events import (
+    EpochDone,
+    Evaluated,
+    RunEnded,
+    RunStarted,
+    RunStopped,
+    ScriptChanged,
+    StepDone,
+)
 from paceline.launch.bytecode import keep_bytecode
 from paceline.launch.gc_pause import resume_gc
 from paceline.scale.batch import StepPlan
@@ -31,6 +43,8 @@ from paceline.train.script_settings import ScriptSettings
 from paceline.train.step.engine import make_updates
 from paceline.train.stopping import Stopping
 from paceline.train.strategy import Strategy
+from paceline.verified import facts_of, save_facts, what_is_shown
+from paceline.version import VERSION
 from paceline.world.device import peak_of_all
 from paceline.world.process_group import shorten_timeout
 from paceline.world.world import World
@@ -111,10 +125,14 @@ class RunLoop:
             self.is_over and self._folder.is_finished
         ):  # they would not be those it was trained with
             self._folder.write_settings(self._config)
+            self.state.script.keep()
         self._announce()
         for sentence in filter(None, changes if self._world.is_main else ()):
             say(sentence)
         self._recorder.start(self.done)
+        if self._config.record.to and self._world.is_main:
+            facts, sources = self._script_facts(), self.state.script.sources
+            save_facts(Path(self._config.record.to), facts, sources)
         resume_gc()
         keep_bytecode(self._world)
         if self.is_over:
@@ -347,6 +365,16 @@ class RunLoop:
         self._folder.emit(RunEnded(self.done, self._in_epoch.run_seconds, digest))
         self._folder.remove_failure()
 
+    def _script_facts(self) -> dict[str, Any]:
+        versions = {"paceline": VERSION, "torch": torch.__version__}
+        return facts_of(self.state.script.sources, self._config, versions, self._world.device)
+
+    def _what_is_shown(self) -> str:
+        """Return what `paceline verify` has shown about this script, for the start of a run that may rely on it."""
+        if not self._config.exact or self._config.only_measures or not self._world.is_main:
+            return ""
+        return what_is_shown(self._script_facts(), self.state.script.sources)
+
     def _announce(self) -> None:
         batch, world, plan = self._config.batch, self._world, self.batches.plan
         total = self.done if self.is_over else self.batches.total_steps
@@ -355,11 +383,15 @@ class RunLoop:
             summary += f"\n{speed}"
         if self.batches.is_notable:
             summary += f"\n{self.batches.description}"
+        if shown := self._what_is_shown():
+            summary += f"\n{shown}"
         self._folder.emit(
             RunStarted(
                 world.size, world.device, world.launcher, plan.samples, batch.global_size, batch.lanes,
                 self._rates.now, total, summary, self.done,
             )
         )  # fmt: skip
+        if self.state.script.change:
+            self._folder.emit(ScriptChanged(self.done, self.state.script.change))
         for setting, value, how in self._rates.by_script:
             self.by_script.note(self.done, setting, value, how)

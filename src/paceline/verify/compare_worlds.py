@@ -16,6 +16,7 @@ from paceline.launch.failure import Failure, RunFailed
 from paceline.launch.spec import LaunchSpec, Program
 from paceline.launch.supervisor import launch
 from paceline.rundir import DUMP_FILE
+from paceline.verified import remember
 from paceline.verify.causes import Cause
 from paceline.verify.compare_rounded import compare_rounded
 from paceline.verify.experiments import Experiments
@@ -130,6 +131,8 @@ def verify(
     with tempfile.TemporaryDirectory(prefix="paceline-verify-") as folder:
         comparison = Comparison(target, arguments, steps, Path(folder), progress, launch)
         result = _compare(comparison, worlds, show)
+        if result.same and not result.tolerance:
+            remember(comparison.home(worlds[0], _FIRST), worlds)
         show(describe_end(result))
         return result
 

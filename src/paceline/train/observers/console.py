@@ -20,6 +20,7 @@ from paceline.events import (
     RunEnded,
     RunStarted,
     RunStopped,
+    ScriptChanged,
     SlowRank,
     StepDone,
 )
@@ -50,7 +51,7 @@ class Console:
             self.progress.start(event)
 
 
-def line_of(event: Event) -> str:  # noqa: PLR0911 - one for each kind
+def line_of(event: Event) -> str:  # noqa: C901, PLR0911 - one for each kind
     """Return the line for an event; empty for events that are not printed."""
     match event:
         case RunStarted():
@@ -70,6 +71,8 @@ def line_of(event: Event) -> str:  # noqa: PLR0911 - one for each kind
             return f"skipped: {event.reason}"
         case SlowRank():
             return event.sentence
+        case ScriptChanged():
+            return f"the script has {event.reason}"
         case RunStopped():
             return stopped_line(event)
         case RunEnded():
@@ -107,7 +110,7 @@ def describe_run(config: RunConfig, world: World, batches: Batches, lr: str = ""
     launcher = "single process" if world.launcher == "alone" else f"started by {world.launcher}"
     exact = "exact=false: gradients are added in any order"
     if config.exact:
-        exact = "exact: the same bits on any number of ranks"
+        exact = "exact: sums, order of samples and seeds do not depend on the ranks"
     return (
         f"{lanes}; {lr or describe_lr(config)}\n"
         f"{batches.plan.samples:,} samples, {batches.total_steps:,} steps; {world.device}; "

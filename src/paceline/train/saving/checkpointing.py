@@ -33,6 +33,7 @@ from paceline.train.model.sharded_tensor import whole
 from paceline.train.observers.console import say
 from paceline.train.saving.changed_settings import as_begun
 from paceline.train.saving.imported_state import IMPORT_AGAIN, imported_step, is_imported
+from paceline.train.saving.kept_script import KeptScript
 from paceline.world.collectives import all_gather_texts
 from paceline.world.process_group import wait_for_all
 from paceline.world.world import World
@@ -58,6 +59,10 @@ class SavedState(Protocol):
 
     def own_tensors(self) -> Mapping[str, Tensor]:
         """Return the tensors that only this rank holds."""
+
+    @property
+    def script(self) -> KeptScript:
+        """The script of this process."""
 
     def manifest(self, step: int, metrics: Mapping[str, float]) -> Manifest:
         """Return the description of a checkpoint after a step. Every rank must call this."""
@@ -185,11 +190,27 @@ class Checkpoints:
         where = self._storage.where(manifest.step)
         refuse_old_names(manifest.config, where, fix="start a new run: give another name=")
         changed = self._state.changed_settings(manifest)
+        if other := self._state.script.compare(manifest):
+            changed.insert(0, other)
         if changed and self._config.resume != "changed":
             raise ConfigError(
                 f"name={self._config.name} is a run with other settings: {shorten(changed)} "
                 f"(in {where})",
                 fix=f"{as_begun(manifest, changed)}give this run another name=, resume anyway with resume=changed, or start over with resume=never",
+            )
+
+        self._refuse_changed_text(manifest)
+
+    def _refuse_changed_text(self, manifest: Manifest) -> None:
+        """Raise for a complete run whose script has changed: without a step, the change would have no effect."""
+        change = self._state.script.change
+        is_over = bool(manifest.values.get("finished"))
+        is_over = is_over or manifest.step >= self._state.batches.total_steps
+        # A restart did not choose the text: it is the last one of a run whose script was edited meanwhile.
+        if change and is_over and self._config.resume != "changed" and not self._world.is_restart:
+            raise ConfigError(
+                f"name={self._config.name} is complete, and its script has {change}",
+                fix="start anew with another name= or with resume=never, train longer with epochs=, or keep the result with resume=changed",
             )
 
     def _load(self, manifest: Manifest) -> None:

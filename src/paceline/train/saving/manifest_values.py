@@ -55,6 +55,7 @@ def check_values(
         _require(_is_pair(state), "the gradient scale")
     _require(isinstance(values.get("finished", ""), str), "the reason to finish")
     changed = {name for name, fact in facts.items() if values["optimizer"].get(name) != fact}
+    _texts(values.get("script", {}))
     _check_groups(values.get("groups", {}), optimizers, changed)
     stand_in: Mapping[str, Tensor] = defaultdict(lambda: torch.empty(0))
     for name in ("tracked", "stream"):

@@ -27,6 +27,7 @@ from paceline.train.saving.imported_state import (
     names_of_places,
     restore_schedulers,
 )
+from paceline.train.saving.kept_script import KeptScript
 from paceline.train.saving.manifest_values import check_values
 from paceline.train.saving.module_values import ModuleValues
 from paceline.train.saving.replicas import check_replicas
@@ -186,6 +187,8 @@ class RunState:
         """Sentences about what the script builds otherwise than when the run began."""
         self.rates_before: dict[str, list[float]] = {}
         """The rates with which the script made its optimizers at the first start, if a checkpoint was restored."""
+        self.script = KeptScript(world, config)
+        """The script that this process runs."""
         self.finished = ""
         """Why the run was ended before its last step; empty while it may continue."""
 
@@ -279,6 +282,7 @@ class RunState:
             "modules": self._modules.state(),
             "stream": save_stream(self.world, self.batches),
             "finished": self.finished,
+            "script": self.script.facts(),
         }
         return self._describe(step, metrics, values)
 
