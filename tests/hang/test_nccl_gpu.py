@@ -46,7 +46,7 @@ def test_a_stuck_run_over_nccl_ends_with_a_verdict(fault: str, tmp_path: Path) -
     assert done.code == (137 if fault == "kill" else 1)
     assert not [text for text in NATIVE if text in done.out + done.err]
     assert "rank 1" in done.err
-    verdict = tmp_path / "runs" / "run" / "hang" / "verdict.json"
+    verdict = tmp_path / "runs" / "faulty_training" / "hang" / "verdict.json"
     found = json.loads(verdict.read_text()) if verdict.exists() else {}
     print(found.get("sentence"))
     if CAUSES[fault]:
