@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import json
 import os
@@ -33,6 +34,9 @@ def config_from_argv(kind: type[C] = RunConfig, *, positional: Sequence[str] = (
 
     In a cell of a notebook it returns the defaults: the command line there is that of the kernel.
 
+    It seeds the global generators of torch and NumPy, if the script has not seeded them: datasets that are made from
+    random numbers before `with paceline.Run(config)` are then the same on every rank and in every start.
+
     Settings are given as `key=value`, as `--key value`, or in a TOML file: `--config run.toml`.
 
     >>> sys.argv = ["train.py", "batch.lanes=8", "--seed", "3", "5"]
@@ -42,7 +46,7 @@ def config_from_argv(kind: type[C] = RunConfig, *, positional: Sequence[str] = (
     """
     try:
         words = [] if _is_notebook_cell() else sys.argv[1:]
-        return config_from_words(kind, words, positional=positional, env=os.environ)
+        return _with_seeds(config_from_words(kind, words, positional=positional, env=os.environ))
     except ConfigError as error:
         if handover.FAILURE in os.environ or handover.STOP_MARK in os.environ:
             raise  # the launcher, or the first rank, prints it once for all ranks
@@ -51,6 +55,28 @@ def config_from_argv(kind: type[C] = RunConfig, *, positional: Sequence[str] = (
     except BrokenPipeError:  # `--help | head`
         silence_standard_output()
         raise SystemExit(1) from None
+
+
+_LARGEST_OWN_SEED = 1 << 40
+"""Without a seed, torch's is 64 random bits; a person gives a smaller one."""
+
+
+def _with_seeds(config: C) -> C:
+    """Return the settings, after seeding the generators of torch and NumPy that the script has not seeded.
+
+    Python's generator does not show whether it was seeded. `paceline run` and `submit` seed it before the script starts.
+    """
+    digest = hashlib.blake2b(
+        f"data before the run, seed {config.seed}".encode(), digest_size=8
+    ).digest()
+    key = int.from_bytes(digest, "big") | _LARGEST_OWN_SEED  # so that a later call may seed again
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if torch is not None and torch.initial_seed() >= _LARGEST_OWN_SEED:
+        torch.default_generator.manual_seed(key)
+    # NumPy forgets the random seed of its start when it is seeded.
+    if numpy is not None and numpy.random.get_bit_generator().seed_seq is not None:
+        numpy.random.seed(key & 0xFFFFFFFF)
+    return config
 
 
 def _is_notebook_cell() -> bool:

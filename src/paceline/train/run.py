@@ -13,6 +13,7 @@ from paceline import handover, terminal
 from paceline.config import RunConfig
 from paceline.data.reading.batches import Batches, RankBatch
 from paceline.data.reading.collate import Collate
+from paceline.data.reading.comparison import DataComparison, name_of
 from paceline.errors import ConfigError
 from paceline.events import Sink
 from paceline.train.callbacks import Callback, Callbacks
@@ -193,6 +194,8 @@ class Run(RunObjects):
         self._script_state.refuse_untracked(sys._getframe(1))  # noqa: SLF001 - the caller's variables
         config = with_length(self.config, epochs, steps)
         batches = Batches(data, config, self.world, collate=collate)
+        if (facts := batches.read_facts()) is not None:
+            DataComparison(self.world).compare(facts, name_of(data), "run.steps")
         return self._begin_loop(batches, flops_per_sample)
 
     def _check_loop(self) -> None:

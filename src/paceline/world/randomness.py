@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import _random
+import contextlib
 import hashlib
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy
@@ -48,3 +50,19 @@ def seed_everything(*numbers: int) -> None:
     _PYTHONS_OWN.gauss_next = None
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(key)
+
+
+@contextlib.contextmanager
+def same_generators() -> Iterator[None]:
+    """Give the generators of torch, CUDA, NumPy and Python back their state."""
+    states = torch.get_rng_state(), numpy.random.get_state(), random.getstate()  # noqa: NPY002
+    on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    device_state = torch.cuda.get_rng_state() if on_gpu else None
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        numpy.random.set_state(states[1])  # noqa: NPY002
+        random.setstate(states[2])
+        if device_state is not None:
+            torch.cuda.set_rng_state(device_state)

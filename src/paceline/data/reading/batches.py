@@ -13,6 +13,7 @@ from paceline.config import RunConfig
 from paceline.config.given import is_given, with_values
 from paceline.data.order import Order
 from paceline.data.reading.collate import Collate
+from paceline.data.reading.comparison import DataFacts, read_facts
 from paceline.data.reading.dataloader import LoaderSettings
 from paceline.data.reading.readers import Reader, choose_reader
 from paceline.data.reading.resident import cache_on_gpu
@@ -100,6 +101,15 @@ class Batches:
         self.may_use_workers = False
         """Whether worker processes can read the data: a dataset written in Python."""
         self._reader = self._choose_reader(collate)
+        self.facts: DataFacts | None = None
+        """What is compared of the dataset between ranks and starts, once it was read; None for a stream."""
+
+    def read_facts(self) -> DataFacts | None:
+        """Read what is compared of the dataset."""
+        if not isinstance(self.source, Stream):
+            stored, order = ordered(self.source, self.config)
+            self.facts = read_facts(stored, order, self.config.seed, self.config.read.workers)
+        return self.facts
 
     def steps(self, start: int = 0) -> Generator[RankBatch]:
         """Yield every step from one on; nothing before it is read, except from a stream."""
@@ -125,11 +135,9 @@ class Batches:
             return StreamReader(
                 self.source, self.plan, self.total_steps, config.seed, device, collate
             )
-        stored, order, self._transform = _unwrap(self.source)
+        stored, order = ordered(self.source, config)
+        self._transform = _unwrap(self.source)[2]
         self.may_use_workers = isinstance(stored, DatasetSource)
-        if order is None:
-            # From the stored blocks: the same bits with and without the GPU cache.
-            order = Order(len(stored), stored.block or len(stored), config.read.window)
         source = cache_on_gpu(stored, device, config.read.resident_gb)
         source.window = config.read.window
         return choose_reader(source, self._schedule(source, order), device, config.read)
@@ -156,6 +164,13 @@ def _with_length_batches(data: Any, config: RunConfig) -> RunConfig:
             fix=f"pass batch={size} to by_length, or set batch.global_size={asked}",
         )
     return with_values(config, batch=replace(config.batch, global_size=asked))
+
+
+def ordered(source: Source, config: RunConfig) -> tuple[Source, SampleOrder]:
+    """Return the stored samples and their order."""
+    stored, order, _ = _unwrap(source)
+    # From the stored blocks: the same bits with and without the GPU cache.
+    return stored, order or Order(len(stored), stored.block or len(stored), config.read.window)
 
 
 def _unwrap(source: Source) -> tuple[Source, SampleOrder | None, Transformed | None]:

@@ -76,6 +76,15 @@ class SupportsPrefetch(Protocol):
         """Start to fetch the blocks of the next window."""
 
 
+@runtime_checkable
+class SupportsDigest(Protocol):
+    """A source that knows a digest of all its samples without reading them."""
+
+    @property
+    def digest(self) -> str:
+        """The digest of the stored samples."""
+
+
 class TensorSource:
     """Samples that are rows of tensors; the last tensor is the target."""
 
@@ -144,12 +153,18 @@ class DatasetSource(DatasetWrapper):
 
     def gather(self, samples: Places, key: tuple[int, int], draws: Places | None = None) -> Batch:
         """Return the samples of one lane as a batch."""
-        self._begin_epoch(key)
         numbers = (samples if draws is None else draws).tolist()
-        read = []
-        for sample, number in zip(samples.tolist(), numbers, strict=True):
-            seed_everything(*key, number)
-            read.append(self.dataset[sample])
+        pairs = zip(samples.tolist(), numbers, strict=True)
+        return self.collated([self.read(*pair, key) for pair in pairs], numbers, key)
+
+    def read(self, sample: int, number: int, key: tuple[int, int]) -> Any:
+        """Return one sample; `number` is the key of its randomness."""
+        self._begin_epoch(key)
+        seed_everything(*key, number)
+        return self.dataset[sample]
+
+    def collated(self, read: list[Any], numbers: list[int], key: tuple[int, int]) -> Batch:
+        """Return samples that were read as a batch."""
         if self.collate is not None:  # it may draw, too: a masking collator does
             seed_everything(*key, *numbers, _COLLATE)
         return stack(read, self.collate)

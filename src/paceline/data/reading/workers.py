@@ -72,6 +72,33 @@ def read_in_workers(
                 worker.join()
 
 
+def call_in_worker(function: Callable[[], Any], users_init: Callable[[int], None] | None) -> Any:
+    """Return what a function returns in a worker process, which ends then; it cannot change the dataset of this one."""
+    loader = DataLoader(
+        _Once(function),
+        batch_size=None,
+        num_workers=1,
+        collate_fn=_unchanged,
+        worker_init_fn=partial(_start_worker, users_init),
+        multiprocessing_context="fork",
+        generator=torch.Generator(),
+    )
+    return next(iter(loader))
+
+
+class _Once(Dataset[Any]):
+    """A function as a dataset with one sample."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function = function
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, _: int) -> Any:
+        return self._function()
+
+
 def _unchanged(batch: Any) -> Any:
     return batch
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 from collections.abc import Sequence
@@ -43,6 +44,12 @@ class ShardSource:
 
     def __len__(self) -> int:
         return self.index.samples
+
+    @property
+    def digest(self) -> str:
+        """The digest of the columns, and of the checksums of all shards in the index."""
+        stored = repr((self.columns, self.index.shards))
+        return hashlib.blake2b(stored.encode(), digest_size=8).hexdigest()
 
     def __getitem__(self, sample: int) -> tuple[Tensor, ...]:
         """Return one sample, column by column; columns of varying length are flat."""

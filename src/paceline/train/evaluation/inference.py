@@ -79,7 +79,7 @@ class Inference:
 
         `batches` limits the pass to the first batches; 0: all.
         """
-        source = self._sources.of(over.data, over.collate)
+        source = self._sources.of(over.data, over.collate, "run.evaluate")
         count = self._count(source)
         count = min(count, batches) if batches else count
         sums, objects = ScoreSums(self._world), MetricObjects(metrics, self._world)
@@ -144,7 +144,7 @@ class Inference:
 
     def predict(self, over: Pass, function: Callable[[Any], Any]) -> Tensor | dict[str, Tensor]:
         """Return the outputs of all samples in dataset order, on every rank. Every rank must call this."""
-        source = self._sources.of(over.data, over.collate)
+        source = self._sources.of(over.data, over.collate, "run.predict")
         count = self._count(source)
         mine = share(count, self._world.rank, self._world.size)
         most = len(share(count, 0, self._world.size))
@@ -159,7 +159,7 @@ class Inference:
 
     def predict_to(self, folder: Path, over: Pass, function: Callable[[Any], Any]) -> None:
         """Write the outputs of all samples in dataset order as shards. Every rank must call this."""
-        source = self._sources.of(over.data, over.collate)
+        source = self._sources.of(over.data, over.collate, "run.predict")
         shards = PredictionShards(folder, self._world, len(source), self._size, self._config)
         with self._running(over.modules) as is_free, shards.writing():
             for batch in self._batches(

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy
 import torch
 from torch import Tensor, nn
 
@@ -15,6 +13,7 @@ from paceline.train.model.precision import Precision
 from paceline.train.observers.console import say
 from paceline.train.strategy import Strategy
 from paceline.world.collectives import sum_across
+from paceline.world.randomness import same_generators
 from paceline.world.world import World
 
 _SHARE = 0.5  # of the free GPU memory; the score needs the rest
@@ -68,7 +67,7 @@ def undisturbed(
             for model in modules:
                 model.eval()
 
-    with _same_generators(), _attention(fast=fast_attention):
+    with same_generators(), _attention(fast=fast_attention):
         for model in modules:
             model.eval()
             precision.begin(model)
@@ -92,22 +91,6 @@ def _attention(*, fast: bool) -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
-
-
-@contextlib.contextmanager
-def _same_generators() -> Iterator[None]:
-    """Give the generators of torch, CUDA, NumPy and Python back their state."""
-    states = torch.get_rng_state(), numpy.random.get_state(), random.getstate()  # noqa: NPY002
-    on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    device_state = torch.cuda.get_rng_state() if on_gpu else None
-    try:
-        yield
-    finally:
-        torch.set_rng_state(states[0])
-        numpy.random.set_state(states[1])  # noqa: NPY002
-        random.setstate(states[2])
-        if device_state is not None:
-            torch.cuda.set_rng_state(device_state)
 
 
 class WholeWeights:

@@ -79,6 +79,9 @@ class SavedState(Protocol):
     def changed_settings(self, manifest: Manifest) -> list[str]:
         """Return the settings that would make the rest of the run another training."""
 
+    def compare_data(self, manifest: Manifest) -> tuple[str, str]:
+        """Return how the dataset differs from that of a checkpoint, and what to do about it; empty if it does not."""
+
 
 _CLAIM_S = 1.0  # how often to check that no later start of this job has taken the run over
 
@@ -158,6 +161,7 @@ class Checkpoints:
         )
         if self._found is not None:
             self._refuse_changed_settings(self._found)
+            self._refuse_other_data(self._found)
 
     def restore(self) -> int:
         """Resume from the checkpoint that was found; return its step, or 0 without one."""
@@ -211,6 +215,15 @@ class Checkpoints:
             raise ConfigError(
                 f"name={self._config.name} is complete, and its script has {change}",
                 fix="start anew with another name= or with resume=never, train longer with epochs=, or keep the result with resume=changed",
+            )
+
+    def _refuse_other_data(self, manifest: Manifest) -> None:
+        found, fix = self._state.compare_data(manifest)
+        if found and self._config.resume != "changed":
+            raise ConfigError(
+                f"name={self._config.name} is a run with another dataset: now {found} "
+                f"({self._storage.where(manifest.step)})",
+                fix=f"{fix}. Or give this run another name=, resume anyway with resume=changed, or start over with resume=never",
             )
 
     def _load(self, manifest: Manifest) -> None:

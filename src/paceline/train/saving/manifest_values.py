@@ -12,6 +12,7 @@ from torch import Tensor
 from paceline.checkpoint.manifest import Manifest
 from paceline.config import RunConfig
 from paceline.config.values import flatten
+from paceline.data.reading.comparison import DataFacts
 from paceline.train.saving.imported_state import is_imported
 from paceline.train.saving.state import KERNELS, group_names
 from paceline.train.saving.tracked import decode
@@ -42,6 +43,8 @@ def check_values(
         return
     _texts(values["optimizer"])["optimizer"]
     _require(type(values["dataset_samples"]) is int, "the number of samples")
+    if values.get("data") is not None:
+        DataFacts.of(values["data"])
     for name in meters:
         _require(_is_pair(values["meters"][name]), f"the sums of {name}")
     for rates in dict(values.get("rates", {})).values():

@@ -14,6 +14,7 @@ from paceline.checkpoint.staging import DTYPE_NAMES
 from paceline.config import RunConfig
 from paceline.config.values import flatten
 from paceline.data.reading.batches import Batches
+from paceline.data.reading.comparison import DataFacts, describe_difference, fix_of
 from paceline.errors import ConfigError
 from paceline.train.model.parallel import settled
 from paceline.train.observers.console import say
@@ -276,6 +277,7 @@ class RunState:
             "groups": groups,
             "rates": self.rates_before or self._parts.rates,
             "dataset_samples": self.batches.dataset_samples,
+            "data": self.batches.facts,
             "world_size": self.world.size,
             "precision": self._updates.precision_state(),
             "tracked": tracked,
@@ -400,6 +402,14 @@ class RunState:
         return changed_settings(
             manifest, self.config, self._parts.facts, self.batches.dataset_samples
         )
+
+    def compare_data(self, manifest: Manifest) -> tuple[str, str]:
+        """Return how the dataset differs from that of a checkpoint, and what to do about it; empty if it does not."""
+        own, stored = self.batches.facts, manifest.values.get("data")
+        if own is None or stored is None or is_imported(manifest):
+            return "", ""
+        before = DataFacts.of(stored)
+        return describe_difference(own, before, "the checkpoint"), fix_of(own, before)
 
 
 def _taken(
