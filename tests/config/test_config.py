@@ -215,3 +215,29 @@ def test_a_field_with_the_name_of_a_setting_and_another_type_is_refused():
     with pytest.raises(ConfigError, match="Path.resume has the name of a setting of every run"):
         config_from_words(Path, [])
     assert config_from_words(Longer, []).epochs == 90
+
+
+def test_data_before_the_run_are_drawn_from_seeded_generators_unless_the_script_seeds(monkeypatch):
+    import numpy
+    import torch
+
+    from paceline.config import config_from_argv
+
+    def drawn(*words):
+        monkeypatch.setattr(sys, "argv", ["train.py", *words])
+        torch.seed()  # as at the start of a process
+        numpy.random.set_bit_generator(numpy.random.MT19937())
+        config_from_argv()
+        return float(torch.rand(1)), float(numpy.random.rand())  # noqa: NPY002
+
+    before = torch.get_rng_state(), numpy.random.get_bit_generator()
+    try:
+        assert drawn() == drawn() != drawn("seed=1")
+        torch.manual_seed(3)
+        numpy.random.seed(3)  # noqa: NPY002
+        config_from_argv()
+        assert torch.initial_seed() == 3
+        assert numpy.random.rand() == numpy.random.RandomState(3).rand()  # noqa: NPY002
+    finally:
+        torch.set_rng_state(before[0])
+        numpy.random.set_bit_generator(before[1])

@@ -78,7 +78,10 @@ class EvaluationSources:
             own = torch.tensor([len(source), is_new])
             rows = all_gather_rows(self._world, own)
             if bool(rows[:, 1].any()) or bool((rows[:, 0] != rows[0, 0]).any()):
+                kept = self._kept
+                self._kept = OrderedDict()  # after a refusal all are compared again
                 self._comparison.compare(source.read_facts(), name_of(data), where)
+                self._kept = kept
         return source
 
     def _find(self, data: Any, collate: Collate | None) -> tuple[EvaluationSource, bool]:
