@@ -43,8 +43,7 @@ def check_values(
         return
     _texts(values["optimizer"])["optimizer"]
     _require(type(values["dataset_samples"]) is int, "the number of samples")
-    if values.get("data") is not None:
-        DataFacts.of(values["data"])
+    _check_data(values.get("data"))
     for name in meters:
         _require(_is_pair(values["meters"][name]), f"the sums of {name}")
     for rates in dict(values.get("rates", {})).values():
@@ -64,6 +63,12 @@ def check_values(
     for name in ("tracked", "stream"):
         for state in dict(values.get(name, {})).values():
             decode(state, stand_in)
+
+
+def _check_data(stored: Any) -> None:
+    """Check what is compared of the dataset; None: a stream, or a checkpoint of an earlier version."""
+    if stored is not None:
+        DataFacts.of(stored)
 
 
 def _check_settings(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
