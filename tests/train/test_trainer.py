@@ -58,6 +58,13 @@ def test_a_run_says_its_derived_numbers_once_and_a_line_per_epoch(tmp_path, caps
     assert said.count("global batch") == 1
 
 
+def test_a_dataset_smaller_than_a_batch_is_said_with_its_own_size(tmp_path, capsys) -> None:
+    train(settings(tmp_path, "batch.global_size=256", "epochs=1"))
+    said = capsys.readouterr().out
+    assert "global batch 40 = 4 lanes x 10; 1 rank; batch.global_size=256" in said
+    assert events_of(tmp_path)[0]["global_batch"] == 40
+
+
 def test_every_event_is_kept_in_order(tmp_path) -> None:
     train(settings(tmp_path))
     found = events_of(tmp_path)

@@ -113,6 +113,11 @@ class BatchPlan:
         """Steps of one epoch, including a short last one."""
         return -(-self.samples // self.global_size)
 
+    @cached_property
+    def largest_step(self) -> int:
+        """Samples of a whole step: fewer than `global_size` if the dataset has fewer."""
+        return min(self.samples, self.global_size)
+
     def seen_after(self, step: int) -> int:
         """Return the samples that all ranks have seen after `step` steps.
 

@@ -387,7 +387,7 @@ class RunLoop:
             summary += f"\n{shown}"
         self._folder.emit(
             RunStarted(
-                world.size, world.device, world.launcher, plan.samples, batch.global_size, batch.lanes,
+                world.size, world.device, world.launcher, plan.samples, plan.largest_step, batch.lanes,
                 self._rates.now, total, summary, self.done,
             )
         )  # fmt: skip

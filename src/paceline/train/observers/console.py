@@ -106,14 +106,17 @@ def stopped_line(event: RunStopped) -> str:
 
 def describe_run(config: RunConfig, world: World, batches: Batches, lr: str = "") -> str:
     """Return the derived numbers of a run, printed once at its start."""
-    lanes = describe_lanes(config.batch.global_size, config.batch.lanes, world.size)
+    plan = batches.plan
+    lanes = describe_lanes(plan.largest_step, config.batch.lanes, world.size)
+    if plan.largest_step < plan.global_size:
+        lanes += f"; batch.global_size={plan.global_size}, but an epoch has {_count(plan.samples, 'sample')}"
     launcher = "single process" if world.launcher == "alone" else f"started by {world.launcher}"
     exact = "exact=false: gradients are added in any order"
     if config.exact:
         exact = "exact: sums, order of samples and seeds do not depend on the ranks"
     return (
         f"{lanes}; {lr or describe_lr(config)}\n"
-        f"{batches.plan.samples:,} samples, {batches.total_steps:,} steps; {world.device}; "
+        f"{plan.samples:,} samples, {batches.total_steps:,} steps; {world.device}; "
         f"{launcher}; {exact}" + describe_local_sgd(config)
     )
 
