@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.ao.quantization import MinMaxObserver, PerChannelMinMaxObserver
+from torch.nn.functional import embedding
 
 import paceline
 from paceline.config.values import with_settings
@@ -185,10 +186,13 @@ class Momentum(nn.Module):
                     key.data = key.data * 0.99 + query.data * 0.01
                 elif self.how == "in place":
                     key.data.lerp_(query.data, 0.01)
+        if self.how == "renormalized":  # the rows that the lane looks up
+            places = (10 * rows[:, 0]).long() % 4
+            rows = rows + embedding(places, self.key.weight, max_norm=0.1)
         return (self.query(self.norm(rows)) - self.key(rows)) / self.temperature
 
 
-@pytest.mark.parametrize("how", ["assigned", "in place", "clamp"])
+@pytest.mark.parametrize("how", ["assigned", "in place", "clamp", "renormalized"])
 def test_a_parameter_that_forward_changes_again_and_again_is_refused_by_name(
     tmp_path: Path, how: str
 ) -> None:
@@ -196,6 +200,7 @@ def test_a_parameter_that_forward_changes_again_and_again_is_refused_by_name(
         settings = SETTINGS | {"runs": str(tmp_path / str(lanes)), "batch.lanes": lanes}
         rows = torch.randn(16, 4, generator=torch.Generator().manual_seed(2))
         with RunIn(World(), with_settings(paceline.RunConfig(), settings)) as run:
+            torch.manual_seed(0)
             model = run.model(Momentum(how))
             trained = [value for value in model.parameters() if value.requires_grad]
             optimizer = run.optimizer(torch.optim.SGD(trained, lr=0.1))
@@ -210,3 +215,21 @@ def test_a_parameter_that_forward_changes_again_and_again_is_refused_by_name(
     with pytest.raises(ConfigError, match=r"key\.weight") as found:
         train(lanes=4)
     assert "lerp_" in found.value.fix
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_embeddings_that_forward_shrinks_are_refused_unless_there_is_one_lane(
+    tmp_path: Path, kind: type[nn.Module]
+) -> None:
+    def train(lanes: int) -> None:
+        settings = SETTINGS | {"runs": str(tmp_path), "batch.lanes": lanes, "steps": 1}
+        with RunIn(World(), with_settings(paceline.RunConfig(), settings)) as run:
+            model = run.model(nn.Sequential(kind(8, 4, max_norm=0.5)))
+            optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+            for step in run.steps((torch.arange(8).view(8, 1),)):
+                run.update(optimizer, lambda batch: model(batch[0]).square().mean(), step)
+
+    with pytest.raises(ConfigError, match=r"0 is an Embedding.*max_norm=0\.5") as found:
+        train(lanes=4)
+    assert "0.weight.renorm_(2, 0, 0.5)" in found.value.fix
+    train(lanes=1)

@@ -31,6 +31,18 @@ def refuse_modules(model: nn.Module, config: RunConfig) -> None:
                 f"{name} is an {type(module).__name__} with sparse=True, and sparse gradients cannot be added along the tree",
                 fix="remove sparse=True, and use an optimizer for dense gradients, such as Adagrad or AdamW",
             )
+        if (
+            config.batch.lanes > 1
+            and isinstance(module, nn.Embedding | nn.EmbeddingBag)
+            and module.max_norm is not None
+        ):
+            raise ConfigError(
+                f"{name} is an {type(module).__name__} with max_norm={module.max_norm:g}: forward shrinks the rows that a lane "
+                "looks up, so the weights of a rank depend on its lanes",
+                fix="remove max_norm=, and shrink all rows after run.update: "
+                f"with torch.no_grad(): {path + '.' if path else ''}weight.renorm_({module.norm_type:g}, 0, {module.max_norm:g}); "
+                "or set batch.lanes=1 to train on one rank",
+            )
         if config.precision == "bf16-master" and _is_spectral(module):
             raise ConfigError(
                 f"precision=bf16-master does not support the spectral norm of {name}, whose vectors are fp32",

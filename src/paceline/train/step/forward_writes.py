@@ -25,19 +25,20 @@ class ForwardWrites:
     def __init__(self, models: Sequence[nn.Module], *, is_active: bool) -> None:
         self._models, self._is_active = models, is_active
         self._updates = 0
-        self._is_due = False
+        self._is_due = self._has_written = False
 
     def begin(self) -> None:
         """Begin an update."""
         self._updates += 1
         rarely = self._updates <= _FIRST or self._updates % _EVERY == 0
-        self._is_due = self._is_active and rarely
+        self._is_due, self._has_written = self._is_active and rarely, False
 
     def examined(self, forward: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """Return what forward returns: the output of a lane first. Raise if it has changed a parameter.
 
         If so, forward is repeated. One that then changes nothing and returns the same, such as a clamp of a temperature
-        before it is used, does so in every lane, and is right.
+        before it is used, does so in every lane, and is right, unless it changes other values for the rows of the next
+        lane, as `embedding(..., max_norm=)` does.
         """
         if not self._is_due:
             return forward()
@@ -55,7 +56,9 @@ class ForwardWrites:
         if name := _differing(before, after):
             _restore(buffers)
             first, result = result[0], forward()
-            if _differing(after, self._sums()) or not torch.allclose(first, result[0], rtol=1e-4):
+            is_repeated = self._has_written or _differing(after, self._sums())
+            self._is_due = self._has_written = True  # the next lane is examined, too
+            if is_repeated or not torch.allclose(first, result[0], rtol=1e-4):
                 raise ConfigError(
                     f"forward changed the parameter {name}: each lane changes it again, so it depends on batch.lanes and on "
                     "the number of ranks",
