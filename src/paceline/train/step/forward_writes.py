@@ -17,6 +17,8 @@ _FIRST = 4
 """Updates that are examined at the start: a momentum encoder is a copy in the first one, and changes from the second on."""
 _EVERY = 256
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_Sums = dict[tuple[int, str], int]
+"""The sum of the bits of each parameter, by the number of its model and its name."""
 
 
 class ForwardWrites:
@@ -67,17 +69,17 @@ class ForwardWrites:
                 )
         return result
 
-    def _sums(self) -> list[tuple[str, int]]:
+    def _sums(self) -> _Sums:
         """Return the sum of the bits of every parameter; the host waits for the device once."""
         named = [
-            (name, value.detach())
-            for model in self._models
+            ((number, name), value.detach())  # the models of a GAN may have the same names
+            for number, model in enumerate(self._models)
             for name, value in model.named_parameters()
             if not isinstance(value, nn.UninitializedParameter) and value.numel()
         ]
         sums = [_bits(value).sum(dtype=torch.int64) for _, value in named]
         numbers = torch.stack(sums).tolist() if sums else []
-        return [(name, number) for (name, _), number in zip(named, numbers, strict=True)]
+        return {key: number for (key, _), number in zip(named, numbers, strict=True)}
 
 
 def _restore(buffers: list[tuple[dict[str, Tensor | None], str, Tensor, Tensor]]) -> None:
@@ -98,11 +100,11 @@ def _bits(value: Tensor) -> Tensor:
     return value.view(_BITS[value.element_size()])
 
 
-def _differing(before: list[tuple[str, int]], after: list[tuple[str, int]]) -> str:
+def _differing(before: _Sums, after: _Sums) -> str:
     """Return the first parameter of which the sum differs; "" if there is none.
 
-    >>> _differing([("a", 1), ("b", 2)], [("a", 1), ("b", 3)])
-    'b'
+    >>> _differing({(0, "a"): 1, (1, "a"): 2}, {(0, "a"): 1, (1, "a"): 3, (1, "b"): 4})
+    'a'
     """
-    known = dict(before)
-    return next((name for name, number in after if known.get(name, number) != number), "")
+    changed = (key for key, number in after.items() if before.get(key, number) != number)
+    return next((name for _, name in changed), "")
