@@ -242,7 +242,11 @@ def is_sum_over_samples(loss: Tensor, samples: int) -> bool:
             nodes += [earlier for earlier, _ in node.next_functions]
         elif kind.startswith("Mul"):  # a factor of about 1 / samples makes a mean
             factors = [getattr(node, name, None) for name in ("_saved_other", "_saved_self")]
-            numbers = [float(value) for value in factors if value is not None and not value.ndim]
+            numbers = [
+                float(value)  # a tensor, or a float of label_smoothing=
+                for value in factors
+                if value is not None and not getattr(value, "ndim", 0)
+            ]
             if not any(0 < abs(number) * samples <= 1.001 for number in numbers):
                 nodes += [earlier for earlier, _ in node.next_functions]
         elif getattr(node, "_saved_reduction", None) == _SUM:
@@ -252,3 +256,119 @@ def is_sum_over_samples(loss: Tensor, samples: int) -> bool:
             if samples > 1 and len(shape) > 0 and shape[0] == samples:
                 return True
     return False
+
+
+_MEAN = 1
+"""`reduction="mean"` in the nodes of torch's loss functions."""
+_UPDATES = 4
+"""Updates whose losses are examined for means: a GPU's host waits for the count of each."""
+
+
+class MeanNode(NamedTuple):
+    """A mean in the graph of a loss."""
+
+    kind: str
+    divisor: float
+    """By what it divides: the number of its values, without those that are ignored, or the sum of class weights."""
+    factor: float
+    """What it is multiplied with in the loss."""
+
+
+def means_in(loss: Tensor) -> list[MeanNode]:
+    """Return the means that torch's graph shows in a loss: of its loss functions, `.mean()`, and a sum divided by a count.
+
+    >>> import torch
+    >>> rows = torch.ones(4, 3, requires_grad=True)
+    >>> [mean[1:] for mean in means_in(0.5 * rows.mean() + rows.sum() / 6)]
+    [(12.0, 0.5), (6.0, 1.0)]
+    >>> targets = torch.tensor([0, 1, -100, -100])
+    >>> means_in(torch.nn.functional.cross_entropy(rows, targets))
+    [MeanNode(kind='NllLossBackward0', divisor=2.0, factor=1.0)]
+    """
+    found: list[MeanNode] = []
+    nodes: list[tuple[Any, float, float]] = [(loss.grad_fn, 1.0, 1.0)]
+    while nodes:
+        node, divisor, factor = nodes.pop(0)
+        if node is None:
+            continue
+        kind = node.name()
+        if kind.startswith("Mul"):
+            factor *= _constant_factor(node)
+        elif kind.startswith("Div"):
+            by = _constant_factor(node)
+            divisor, factor = (divisor * by, factor) if by == int(by) else (divisor, factor / by)
+        if kind.startswith(("Add", "Sub", "Neg", "ToCopy", "View", "Squeeze", "Mul", "Div")):
+            nodes += [(earlier, divisor, factor) for earlier, _ in node.next_functions]
+        elif kind == "SumBackward0":
+            found.append(MeanNode(kind, divisor, factor))
+        elif kind == "MeanBackward0":
+            count = node._saved_self_sym_numel  # noqa: SLF001 - torch has no public name
+            found.append(MeanNode(kind, divisor * count, factor))
+        elif getattr(node, "_saved_reduction", None) == _MEAN:
+            weights = getattr(node, "_saved_total_weight", None)
+            count = node._saved_target.numel() if weights is None else float(weights)  # noqa: SLF001
+            found.append(MeanNode(kind, divisor * count, factor))
+    return found
+
+
+def _constant_factor(node: Any) -> float:
+    """Return the number that a node multiplies with or divides by; 1 if it is no number, or depends on parameters."""
+    operands = [getattr(node, name, None) for name in ("_saved_other", "_saved_self")]
+    given = [value for value in operands if value is not None]
+    if len(given) != 1 or (isinstance(given[0], Tensor) and given[0].ndim):
+        return 1.0
+    return float(given[0]) or 1.0
+
+
+class MeanComparison:
+    """Compares by what the means in a loss divide, from lane to lane: each lane counts by its samples.
+
+    A mean over tokens, over the masked values or with class weights divides by another number in every lane.
+    """
+
+    def __init__(self) -> None:
+        self._updates = 0
+        self._last: tuple[int, int] | None = None
+        self._first: dict[int, tuple[int, int, int, list[MeanNode]]] = {}
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no further loss is examined."""
+        return self._updates > _UPDATES
+
+    def add(
+        self, loss: Tensor, lane: int, samples: int, update: tuple[int, int], lanes: int
+    ) -> str:
+        """Examine the loss of a lane in an update (step, number), on a rank with this many; return what differs, or ""."""
+        if update != self._last:
+            self._last = update
+            self._updates += 1
+        if self.is_over:
+            return ""
+        step, number = update
+        now = step, lane, samples, means_in(loss)
+        first = self._first.get(number)
+        if first is None or (first[0] != step and lanes > 1):
+            self._first[number] = now
+            return ""
+        _, other_lane, other_samples, others = first
+        if [each.kind for each in now[3]] != [each.kind for each in others]:
+            return ""
+        for mean, other in zip(now[3], others, strict=True):
+            share, other_share = mean.divisor / samples, other.divisor / other_samples
+            # A loss that is multiplied by its count, or divided by a constant, is right.
+            if not (
+                _is_near(mean.divisor, other.divisor)
+                or _is_near(share, other_share)
+                or _is_near(share / mean.factor, other_share / other.factor)
+            ):
+                self._updates = _UPDATES + 1
+                return (
+                    f"by {other.divisor:.6g} in lane {other_lane} ({other_samples} samples) and "
+                    f"by {mean.divisor:.6g} in lane {lane} ({samples} samples)"
+                )
+        return ""
+
+
+def _is_near(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=1e-5)

@@ -20,6 +20,7 @@ from paceline.train.model.sharded_tensor import local_part
 from paceline.train.step.lane_loss import (
     LaneLoss,
     LossFunction,
+    MeanComparison,
     is_sum_over_samples,
     lane_loss,
     not_finite,
@@ -51,6 +52,7 @@ class Trained(Protocol):
     sum: GradientSum
     looks_at_loss: bool
     """Whether no loss was looked at yet."""
+    means: MeanComparison
 
     def gradient_of(self, output: Tensor, weight: float) -> Tensor:
         """Return the gradient with which the backward of a lane of this weight starts."""
@@ -113,6 +115,8 @@ class LaneLosses(LaneWork):
         if self._updates.looks_at_loss:
             self._updates.looks_at_loss = False
             self._mention_sum(found, lane)
+        if not self._updates.means.is_over and self._world.is_main:
+            self._mention_means(found, lane)
         self._by_count = found.by_count
         if lane.samples:
             self.sums, self.counts = found.sums, found.counts
@@ -132,6 +136,21 @@ class LaneLosses(LaneWork):
                 f'warning: the loss seems to be a sum over samples (reduction="sum"), and a tensor is taken for the mean of its lane: '
                 f"with {lanes} lanes the gradient is 1/{lanes} of that of the sum over the batch\n"
                 "  fix: return (loss, samples) for the mean over samples, or multiply the loss by config.batch.lanes for the sum"
+            )
+
+    def _mention_means(self, found: LaneLoss, lane: Lane) -> None:
+        """Say once that the loss is no mean over samples: a lane with few tokens counts as much as one with many."""
+        plan = self._step.plan
+        if found.by_count or lane.samples in {0, plan.samples}:
+            return
+        update = plan.index, self._seeds.number
+        means = self._updates.means
+        if how := means.add(found.output, lane.number, lane.samples, update, len(self._step.lanes)):
+            terminal.error(
+                f"warning: the loss is a mean that divides {how}, and each lane counts by its samples: this is not the mean "
+                "over all tokens or weights of the step\n"
+                "  fix: return (loss * count, count), where count is what the mean divides by, such as "
+                "(labels != -100).sum()"
             )
 
     def _take_names(self, names: tuple[str, ...], lane: Lane) -> None:

@@ -12,6 +12,7 @@ from paceline.config import RunConfig
 from paceline.errors import ConfigError
 from paceline.train.gradients.protocol import GradientSum
 from paceline.train.model.precision import Precision
+from paceline.train.step.lane_loss import MeanComparison
 from paceline.train.step.weight_update import clip, make_update
 from paceline.train.strategy import Strategy
 from paceline.world.world import World
@@ -44,6 +45,8 @@ class OptimizerUpdates:
         self._without_gradient: list[nn.Parameter] | None = None
         self.looks_at_loss = True
         """Whether no loss was looked at yet: one that seems to be a sum over samples is mentioned once."""
+        self.means = MeanComparison()
+        """Whether the losses of the first updates are means over samples; others are mentioned once."""
         self.selections = 0
         """How often the parameters to train were chosen."""
         self._select([value.requires_grad for value in self._every])
