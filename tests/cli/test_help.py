@@ -99,7 +99,7 @@ def test_help_is_given_with_exit_code_0(tmp_path: Path, words: list[str], said: 
         (["scale", "--rounds", "0", "there.py"], "--rounds must be at least 1, got 0", "fix: give --rounds 1 or more"),
         (["verify", "--steps", "few", "there.py"], "--steps must be a whole number, got 'few'", "fix: for example: --steps 4"),
         (["verify", "--steps"], "--steps needs a value", "fix: see `paceline verify --help`"),
-        (["bench", "--device", "gpu"], "--device must be one of auto, cpu, cuda; got 'gpu'", "fix: did you mean cpu?"),
+        (["bench", "--device", "gpu"], "--device must be one of auto, cpu, cuda; got 'gpu'", "fix: did you mean cuda?"),
         (["jobs", "--al"], "there is no option --al", "fix: did you mean --all?"),
         (["jobs", "all"], "unexpected argument 'all'", "fix: paceline jobs [options]"),
         (["submit", "--print", "--json", "there.py"], "--print and --json exclude each other", "fix: give one of them"),

@@ -250,16 +250,16 @@ def test_a_model_too_large_for_that_is_gathered_in_every_forward(tmp_path: Path)
 def test_the_source_of_a_dataset_is_kept_until_its_tensors_change() -> None:
     sources = EvaluationSources(World(), paceline.RunConfig())
     rows = torch.arange(6.0)
-    kept = sources.of((rows,), None)
-    assert sources.of((rows,), None) is kept
-    assert sources.of(torch.utils.data.TensorDataset(rows), None) is kept
-    assert sources.of((rows,), list) is not kept
+    kept = sources.of((rows,), None, "run.evaluate")
+    assert sources.of((rows,), None, "run.evaluate") is kept
+    assert sources.of(torch.utils.data.TensorDataset(rows), None, "run.evaluate") is kept
+    assert sources.of((rows,), list, "run.evaluate") is not kept
     rows += 1
-    changed = sources.of((rows,), None)
+    changed = sources.of((rows,), None, "run.evaluate")
     assert changed is not kept
     assert changed.read(0, 2)[0].tolist() == [1.0, 2.0]
     for _ in range(20):
-        sources.of((torch.zeros(1),), None)
+        sources.of((torch.zeros(1),), None, "run.evaluate")
     assert len(sources._kept) == 8
 
 

@@ -123,7 +123,7 @@ class Extra(nn.Linear):
     ("model", "foreign", "fix"),
     [
         (Extra(4, 1), [], "register_buffer"),
-        (nn.Linear(4, 1), [nn.Parameter(torch.zeros(3))], "part of the model"),
+        (nn.Linear(4, 1), [nn.Parameter(torch.zeros(3))], r"run\.model"),
     ],
 )
 def test_state_that_cannot_be_saved_is_refused_before_the_first_step(

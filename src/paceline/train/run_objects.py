@@ -108,8 +108,9 @@ class RunObjects(RunUpdates):
         ...     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
         ...     run.untracked(scheduler)
         ...     for step in run.steps((torch.randn(512, 4),), epochs=1):
-        ...         run.update(optimizer, lambda batch: model(batch[0]).square().mean(), step)
-        ...         scheduler.step(step.index + 1)
+        ...         found = run.update(optimizer, lambda batch: model(batch[0]).square().mean(), step)
+        ...         scheduler.last_epoch = step.index
+        ...         scheduler.step()
         """
         self._script_state.derive(objects)
 

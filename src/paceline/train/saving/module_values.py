@@ -43,6 +43,11 @@ class ModuleValues:
     def state(self) -> dict[str, Any]:
         """Return what the script has built, and what is different now."""
         changed = _changed(self._built, module_values(self._model))
+        module = settled(self._model)
+        for name in list(changed):
+            path, _, key = name.rpartition(".")
+            if key not in {_REQUIRES_GRAD, "training"} and _has_cache(module.get_submodule(path)):
+                del changed[name]  # the length of a cache, which no checkpoint holds
         return {"built": self._before or self._built, "changed": changed}
 
     def restore(self, saved: Mapping[str, Any]) -> str:
@@ -86,6 +91,13 @@ class ModuleValues:
                     if isinstance(value, int | float) and key not in _TORCHS_OWN
                 ]
         return dict(grouped)
+
+
+def _has_cache(module: nn.Module) -> bool:
+    """Return whether a module holds tensors that are neither parameters nor in its state_dict."""
+    return bool(module._non_persistent_buffers_set) or any(  # noqa: SLF001 - torch has no public name for it
+        isinstance(value, Tensor) for value in vars(module).values()
+    )
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:

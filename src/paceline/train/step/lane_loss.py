@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -241,7 +242,7 @@ def is_sum_over_samples(loss: Tensor, samples: int) -> bool:
         if kind.startswith(("Add", "Sub", "Neg", "ToCopy", "View", "Squeeze")):
             nodes += [earlier for earlier, _ in node.next_functions]
         elif kind.startswith("Mul"):  # a factor of about 1 / samples makes a mean
-            factors = [getattr(node, name, None) for name in ("_saved_other", "_saved_self")]
+            factors = [_saved(node, name) for name in ("_saved_other", "_saved_self")]
             numbers = [
                 float(value)  # a tensor, or a float of label_smoothing=
                 for value in factors
@@ -305,7 +306,7 @@ def means_in(loss: Tensor) -> list[MeanNode]:
             count = node._saved_self_sym_numel  # noqa: SLF001 - torch has no public name
             found.append(MeanNode(kind, divisor * count, factor))
         elif getattr(node, "_saved_reduction", None) == _MEAN:
-            weights = getattr(node, "_saved_total_weight", None)
+            weights = _saved(node, "_saved_total_weight")
             count = node._saved_target.numel() if weights is None else float(weights)  # noqa: SLF001
             found.append(MeanNode(kind, divisor * count, factor))
     return found
@@ -313,7 +314,7 @@ def means_in(loss: Tensor) -> list[MeanNode]:
 
 def _constant_factor(node: Any) -> float:
     """Return the number that a node multiplies with or divides by; 1 if it is no number, or depends on parameters."""
-    operands = [getattr(node, name, None) for name in ("_saved_other", "_saved_self")]
+    operands = [_saved(node, name) for name in ("_saved_other", "_saved_self")]
     given = [value for value in operands if value is not None]
     if len(given) != 1 or (isinstance(given[0], Tensor) and given[0].ndim):
         return 1.0
@@ -372,3 +373,10 @@ class MeanComparison:
 
 def _is_near(one: float, other: float) -> bool:
     return math.isclose(one, other, rel_tol=1e-5)
+
+
+def _saved(node: Any, name: str) -> Any:
+    """Return what a node has saved for backward; None if it has no such value, or the value was changed since."""
+    with contextlib.suppress(AttributeError, RuntimeError):
+        return getattr(node, name)
+    return None
