@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from torch.utils.data import Dataset, Subset
 import paceline
 from paceline.config.values import with_settings
 from paceline.errors import ConfigError
+from paceline.train.saving.state import state_digest
 from paceline.world.world import World
 from support.loops import RunIn
+from support.processes import run_on_processes
 
 SETTINGS = {"batch.global_size": 4, "batch.lanes": 2, "epochs": 3, "checkpoint.every": "end"}
 
@@ -220,3 +223,68 @@ def test_epoch_start_comes_before_the_samples_of_the_epoch_are_read(tmp_path: Pa
         for step in run.steps(data):
             run.update(optimizer, lambda batch: model(batch).mean(), step)
     assert reads == [(0, 0), (1, 8), (2, 16)]
+
+
+class Jitter:
+    """A transform with a generator of its own, as those of albumentations."""
+
+    def __init__(self) -> None:
+        self.generator = random.Random(0)
+
+    def __call__(self, value: float) -> float:
+        return value + self.generator.random()
+
+
+class Augmented(Dataset):
+    """Draws from generators of its own, one of which it makes when it first needs it."""
+
+    def __init__(self) -> None:
+        self.numpys, self.torchs = numpy.random.default_rng(0), torch.Generator().manual_seed(0)
+        self.order_of, self.order, self.late = numpy.random.RandomState(0), [0], None
+        self.transforms = [Jitter()]
+
+    def __len__(self) -> int:
+        return 24
+
+    def set_epoch(self, epoch: int) -> None:
+        self.order = self.order_of.permutation(24).tolist()
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self.late is None:
+            self.late = numpy.random.default_rng(1)
+        drawn = self.numpys.normal() + torch.rand((), generator=self.torchs).item()
+        drawn += self.late.random() + self.order[index]
+        return torch.tensor([self.transforms[0](index / 24 + drawn)])
+
+
+class Collate:
+    def __init__(self) -> None:
+        self.rng = numpy.random.default_rng(0)
+
+    def __call__(self, samples: list[torch.Tensor]) -> torch.Tensor:
+        return torch.stack(samples) + torch.from_numpy(self.rng.random((len(samples), 1))).float()
+
+
+def augmented(world: World, config: paceline.RunConfig) -> str:
+    with RunIn(world, config) as run:
+        torch.manual_seed(0)
+        model = run.model(nn.Linear(1, 1))
+        optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.001))
+        for step in run.steps(Subset(Augmented(), range(24)), collate=Collate()):
+            run.update(optimizer, lambda batch: model(batch).mean(), step)
+    return state_digest(model, optimizer)
+
+
+def test_generators_of_a_dataset_its_transforms_and_collate_are_seeded_by_sample(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    found = set()
+    settings = SETTINGS | {"runs": str(tmp_path), "steps": 8, "seed": 3}
+    for name, ranks, steps in (("one", 1, 8), ("two", 2, 8), ("part", 2, 7), ("part", 1, 8)):
+        given = settings | {"name": name, "steps": steps}
+        digests = run_on_processes(augmented, ranks, tmp_path, given)
+        found |= set(digests) if steps == 8 else set()
+    given = settings | {"name": "workers", "read.workers": 2}  # forked ranks cannot have workers
+    found.add(augmented(World(), with_settings(paceline.RunConfig(), given)))
+    assert len(found) == 1
+    assert "change whenever" not in capfd.readouterr().err

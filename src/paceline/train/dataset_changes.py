@@ -7,15 +7,13 @@ reads is looked at. A step in which nothing has changed costs one comparison of 
 from __future__ import annotations
 
 import contextlib
-import types
 from collections.abc import Iterable, Iterator, Sequence
 from operator import is_
 from typing import Any
 
 import numpy
 import torch
-from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch import Tensor
 
 from paceline.data.reading.batches import Batches
 from paceline.data.reading.source import (
@@ -23,16 +21,12 @@ from paceline.data.reading.source import (
     Sampled,
     TensorSource,
     epoch_targets,
+    parts_of,
     set_epoch_keyed,
 )
 from paceline.data.reading.transform import Transformed
 from paceline.errors import ConfigError
 
-_MOST_OBJECTS = 100
-"""A ConcatDataset of a thousand parts would take a millisecond per step."""
-_INNER = {"dataset", "datasets"}
-"""Attributes in which torch's wrappers hold datasets."""
-_CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), numpy.generic)
 
 
@@ -47,7 +41,7 @@ class DatasetChanges:
         held = {id(value) for each in restored for value in getattr(each, "__dict__", {}).values()}
         self._tensors = [value for value in tensors if id(value) not in held]
         roots = [each for each in (self._dataset, collate) if each is not None]
-        self._objects = _reachable(roots, {id(each) for each in restored})
+        self._objects = parts_of(roots, {id(each) for each in restored})
         self._before: list[_Attributes] = []
         self._versions: list[int] = []
         self._changed_by_reading: set[str] = set()
@@ -193,32 +187,6 @@ def _parts_of(source: Any) -> tuple[Any, Any, list[Tensor]]:
     if isinstance(source, TensorSource):
         return None, None, tensors
     return source.dataset, source.collate, tensors
-
-
-def _reachable(roots: list[Any], restored: set[int]) -> list[Any]:
-    """Return datasets, the datasets inside of them, and their transforms: all that have attributes of their own."""
-    found: dict[int, Any] = {}
-    waiting = list(roots)
-    while waiting and len(found) < _MOST_OBJECTS:
-        each = waiting.pop(0)
-        if id(each) in found or id(each) in restored or not hasattr(each, "__dict__"):
-            continue
-        if isinstance(each, _CODE):
-            continue
-        found[id(each)] = each
-        for name, value in vars(each).items():
-            items = [value]
-            if type(value) in {list, tuple, dict} and len(value) <= _MOST_OBJECTS:
-                items = list(value.values() if type(value) is dict else value)
-            waiting += [item for item in items if name in _INNER or _is_part(item)]
-    return list(found.values())
-
-
-def _is_part(value: Any) -> bool:
-    """Return whether an attribute is a dataset or a transform with attributes of its own."""
-    if isinstance(value, nn.Module):  # a transform, not the model
-        return not any(True for _ in value.parameters())
-    return isinstance(value, Dataset) or (callable(value) and not isinstance(value, Tensor))
 
 
 def _is_tensor(value: Any) -> bool:

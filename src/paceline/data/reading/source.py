@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
+import types
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, StackDataset, Subset, TensorDataset
 
 from paceline.data.order import Places
@@ -17,11 +20,17 @@ from paceline.data.reading.dataloader import LoaderSettings
 from paceline.data.reading.nest import Nest
 from paceline.data.sampling import SampleOrder
 from paceline.errors import ConfigError
-from paceline.world.randomness import seed_everything
+from paceline.world.randomness import mix, seed_everything
 
 Batch: TypeAlias = Nest
 """What a lane trains on: a tuple of tensors from memory or files, or what collate made."""
 
+_MOST_OBJECTS = 100
+"""A ConcatDataset of a thousand parts would take a millisecond per step."""
+_INNER = {"dataset", "datasets"}
+"""Attributes in which torch's wrappers hold datasets."""
+_CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+_GENERATORS = (numpy.random.Generator, numpy.random.RandomState, torch.Generator, random.Random)
 _COLLATE = 1 << 63  # keeps the randomness of collate apart from that of a sample
 _EPOCH = 1 << 62  # and that of set_epoch
 
@@ -134,7 +143,7 @@ class DatasetWrapper:
 class DatasetSource(DatasetWrapper):
     """Samples of a map-style dataset, read one by one and collated lane by lane.
 
-    All generators are seeded by sample first.
+    All generators are seeded by sample first, those that the dataset and its transforms keep, too.
     """
 
     bytes_per_sample = 1 << 30  # unknown: group no steps
@@ -149,6 +158,8 @@ class DatasetSource(DatasetWrapper):
         super().__init__(dataset)
         self.worker_init = worker_init
         self.collate = collate
+        self._own: list[Any] = []
+        self._searched: set[bool] = set()
         self._epoch = -1
 
     def gather(self, samples: Places, key: tuple[int, int], draws: Places | None = None) -> Batch:
@@ -160,20 +171,34 @@ class DatasetSource(DatasetWrapper):
     def read(self, sample: int, number: int, key: tuple[int, int]) -> Any:
         """Return one sample; `number` is the key of its randomness."""
         self._begin_epoch(key)
-        seed_everything(*key, number)
-        return self.dataset[sample]
+        return self._seeded(lambda: self.dataset[sample], *key, number)
 
     def collated(self, read: list[Any], numbers: list[int], key: tuple[int, int]) -> Batch:
         """Return samples that were read as a batch."""
         if self.collate is not None:  # it may draw, too: a masking collator does
-            seed_everything(*key, *numbers, _COLLATE)
+            return self._seeded(lambda: stack(read, self.collate), *key, *numbers, _COLLATE)
         return stack(read, self.collate)
+
+    def _seeded(self, draw: Callable[[], Any], *numbers: int) -> Any:
+        """Return what a function draws after all generators were seeded by these numbers."""
+        seed_everything(*numbers)
+        seed_generators(self._own, *numbers)
+        drawn = draw()
+        of_collate = numbers[-1] == _COLLATE
+        if of_collate not in self._searched:  # some make their generator when they first need it
+            self._searched.add(of_collate)
+            before, self._own = len(self._own), own_generators([self.dataset, self.collate])
+            if len(self._own) > before:
+                return self._seeded(draw, *numbers)
+        return drawn
 
     def _begin_epoch(self, key: tuple[int, int]) -> None:
         if key[1] != self._epoch:
             set_epoch_keyed(self.dataset, key)
             set_epoch(self.collate, key[1])
             self._epoch = key[1]
+            self._own = own_generators([self.dataset, self.collate])
+            self._searched = set()
 
     def forget_epoch(self) -> None:
         """Call `set_epoch` before the next sample: an evaluation of the same dataset may have called it."""
@@ -224,6 +249,7 @@ def set_epoch_keyed(dataset: Any, key: tuple[int, int]) -> None:
     """Call `set_epoch` with generators that depend on (seed, epoch) alone: it may draw the samples of the epoch."""
     if targets := epoch_targets(dataset):
         seed_everything(*key, _EPOCH)
+        seed_generators(own_generators([dataset]), *key, _EPOCH)
         for target in targets:
             target.set_epoch(key[1])
 
@@ -244,6 +270,67 @@ def epoch_targets(dataset: Any) -> list[Any]:
     else:
         return []
     return [target for each in inner for target in epoch_targets(each)]
+
+
+def parts_of(roots: list[Any], without: AbstractSet[int] = frozenset()) -> list[Any]:
+    """Return datasets, the datasets inside of them, and their transforms: all that have attributes of their own."""
+    found: dict[int, Any] = {}
+    waiting = list(roots)
+    while waiting and len(found) < _MOST_OBJECTS:
+        each = waiting.pop(0)
+        if id(each) in found or id(each) in without or not hasattr(each, "__dict__"):
+            continue
+        if isinstance(each, _CODE):
+            continue
+        found[id(each)] = each
+        for name, value in vars(each).items():
+            items = [value]
+            if type(value) in {list, tuple, dict} and len(value) <= _MOST_OBJECTS:
+                items = list(value.values() if type(value) is dict else value)
+            waiting += [item for item in items if name in _INNER or _is_part(item)]
+    return list(found.values())
+
+
+def _is_part(value: Any) -> bool:
+    """Return whether an attribute is a dataset or a transform with attributes of its own."""
+    if isinstance(value, nn.Module):  # a transform, not the model
+        return not any(True for _ in value.parameters())
+    return isinstance(value, Dataset) or (callable(value) and not isinstance(value, Tensor))
+
+
+def own_generators(roots: list[Any]) -> list[Any]:
+    """Return the generators that a dataset and its transforms keep themselves: `self.rng = numpy.random.default_rng(0)`.
+
+    They are seeded as the global ones are: otherwise a sample depends on what the same process has read before it.
+    """
+    found: dict[int, Any] = {}
+    for part in parts_of([each for each in roots if each is not None]):
+        for value in vars(part).values():
+            items = (
+                value if type(value) in {list, tuple} and len(value) <= _MOST_OBJECTS else [value]
+            )
+            found |= {id(each): each for each in items if isinstance(each, _GENERATORS)}
+    shared = (torch.default_generator, random.seed.__self__, numpy.random.mtrand._rand)  # type: ignore[attr-defined]  # noqa: SLF001 - NumPy's global one
+    return [
+        each
+        for each in found.values()
+        if not isinstance(each, random.SystemRandom) and not any(each is other for other in shared)
+    ]
+
+
+def seed_generators(generators: list[Any], *numbers: int) -> None:
+    """Seed each generator by these numbers and its place."""
+    for place, each in enumerate(generators):
+        key = mix(*numbers, place)
+        if isinstance(each, numpy.random.Generator):
+            bits = each.bit_generator
+            bits.state = type(bits)(key).state
+        elif isinstance(each, numpy.random.RandomState):
+            each.seed(key & 0xFFFFFFFF)
+        elif isinstance(each, torch.Generator):
+            each.manual_seed(key)
+        else:
+            each.seed(key)
 
 
 def as_source(data: Any, collate: Collate | None = None) -> Source:
