@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -393,3 +394,42 @@ def test_copies_and_counters_that_change_in_the_loop_are_named_once(
     lines = capsys.readouterr().err.splitlines()
     found = [line.split()[1] for line in lines if "changes in the loop" in line]
     assert sorted(found) == sorted(named)
+
+
+def carrying(run: paceline.Run) -> None:
+    """Carries a rate, a hidden state and a best value; the rest is only reported, or set before it is read."""
+    model, optimizer = parts(run)
+    rate, hidden, best, total, seen, x, noise = 0.1, torch.zeros(1), 9.0, 0.0, 0, 1.0, 1.0
+    rng, split = np.random.default_rng(0), np.random.default_rng(1)
+    split.permutation(4)
+
+    def loss(batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        nonlocal hidden
+        hidden = hidden.detach() + batch[0].mean()
+        return (model(batch[0]) + 0 * hidden + 0 * noise).square().mean()
+
+    for step in run.steps(DATA):
+        noise = float(rng.normal())
+        value = float(run.update(optimizer, loss, step)["loss"])
+        total += value
+        seen = seen + 1  # noqa: PLR6104, SIM113 - as scripts write it
+        x = value + 1
+        if x > best + 99:
+            run.finish("diverged")
+        if step.ends_epoch:
+            rate /= 3
+            optimizer.param_groups[0]["lr"] = rate
+            best = min(best, value)
+        if seen % 2 == 0:
+            run.print(total / seen)
+
+
+def test_variables_that_the_loop_carries_and_generators_that_it_draws_from_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with paceline.Run(config_in(tmp_path)) as run:
+        carrying(run)
+    err = capsys.readouterr().err
+    assert "carries best, hidden, rate from step" in err
+    found = [line.split()[1] for line in err.splitlines() if "changes in the loop" in line]
+    assert found == ["rng"]

@@ -17,13 +17,14 @@ from paceline.data.reading.comparison import DataComparison, name_of
 from paceline.errors import ConfigError
 from paceline.events import Sink
 from paceline.train.callbacks import Callback, Callbacks
+from paceline.train.carried import carried_variables
 from paceline.train.likely_mistakes import missing_of_run, refuse_no_config, refuse_other_call
 from paceline.train.run_folder import RunFolder
 from paceline.train.run_loop import RunLoop
 from paceline.train.run_objects import RunObjects
 from paceline.train.run_step import Step, with_length
 from paceline.train.saving.run_state import Registered
-from paceline.train.script_state import ScriptState, Variable
+from paceline.train.script_state import GENERATORS, ScriptState
 from paceline.train.script_steps import ScriptSteps
 from paceline.train.strategy import Strategy
 from paceline.train.uncaught import show_briefly
@@ -231,8 +232,20 @@ class Run(RunObjects):
         self._stack.callback(self._script_steps.ignore)
         self._callbacks.call("run_start")
         if self.is_main:
-            self._script_state.watch(sys._getframe(2))  # noqa: SLF001 - the variables of the script
+            caller = sys._getframe(2)  # noqa: SLF001 - the variables of the script
+            self._script_state.watch(caller)
+            self._name_carried(carried_variables(caller))
         return _Steps(self, left)
+
+    def _name_carried(self, names: list[str]) -> None:
+        """Say which variables the script carries from step to step."""
+        if names:
+            self._warn(
+                f"the loop carries {', '.join(names)} from step to step, and no checkpoint holds "
+                f"{'it' if len(names) == 1 else 'them'}: a resumed run would begin with the first value",
+                "compute it from step.index, or keep it in an object with state_dict and load_state_dict and call "
+                "run.track(state=object) before run.steps(...)",
+            )
 
     def _look_again(self, frame: FrameType) -> None:
         """Look at the end of a step for what the script keeps: made since `run.steps`, or changed since."""
@@ -240,12 +253,15 @@ class Run(RunObjects):
             return
         if self._loop.is_first:
             self._script_state.refuse_untracked(frame)
-        names = self._script_state.changed(self._loop.steps_of_start + 1) if self.is_main else []
-        for name in names:
+        found = self._script_state.changed(self._loop.steps_of_start + 1) if self.is_main else []
+        for variable in found:
+            name = variable.name
+            fix = f"call run.track({variable.word}={name}) before run.steps(...)"
+            if isinstance(variable.value, GENERATORS):
+                fix = "draw from the global generators of torch, NumPy or Python, which the run seeds for every step"
             self._warn(
                 f"{name} changes in the loop, and no checkpoint holds it: a resumed run would begin with a new one",
-                f"call run.track({Variable(name, None).word}={name}) before run.steps(...); or, if the script sets it anew, "
-                f"run.untracked({name})",
+                f"{fix}; or, if the script sets it anew, run.untracked({name})",
             )
 
     def _next_step(self, batches: Iterator[RankBatch]) -> Step:

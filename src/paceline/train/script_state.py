@@ -7,12 +7,14 @@ of attributes, items and keys below them. A resumed run builds these objects ane
 from __future__ import annotations
 
 import inspect
+import random
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
@@ -22,6 +24,7 @@ from paceline.errors import ConfigError
 from paceline.train.saving.run_state import Registered
 
 SCHEDULERS = (lr_scheduler.LRScheduler, lr_scheduler.ReduceLROnPlateau)
+GENERATORS = np.random.Generator | np.random.RandomState | random.Random | torch.Generator
 _MOST_ITEMS = 64
 """Items of a list or dict, and attributes of an object, that are searched."""
 _SAMPLED_TENSORS, _SAMPLED_NUMBERS = 8, 32
@@ -162,13 +165,14 @@ class ScriptState:
             if watched.before is not None:
                 self._watched[name] = watched
 
-    def changed(self, steps: int) -> list[str]:
+    def changed(self, steps: int) -> list[Variable]:
         """Return the watched objects that have changed, each once; only after 1, 2, 4, 8, ... steps of this start."""
         if steps & (steps - 1):
             return []
         derived = {id(each) for each in self._derived}
         names = [name for name, each in self._watched.items() if each.has_changed()]
-        return [name for name in names if id(self._watched.pop(name).get()) not in derived]
+        found = [Variable(name, self._watched.pop(name).get()) for name in names]
+        return [each for each in found if id(each.value) not in derived]
 
     def _known(self) -> dict[int, Any]:
         """Return what checkpoints hold or need not hold, with what lies inside of tracked objects."""
@@ -198,6 +202,8 @@ class _Watched:
     def _sample(self) -> bytes | None:
         """Return some numbers of some tensors, and the plain values of a state_dict; None where there are none."""
         value = self.get()
+        if isinstance(value, GENERATORS):
+            return _state_of_generator(value)
         tensors = [each for each in _tensors_of(value) if id(each) not in self._own]
         parts = [repr(_plain_state(value)).encode()] if not isinstance(value, nn.Module) else []
         if not tensors and parts in ([], [b"None"]):
@@ -208,9 +214,19 @@ class _Watched:
         return b"".join(parts)
 
 
+def _state_of_generator(value: Any) -> bytes:
+    if isinstance(value, torch.Generator):
+        return bytes(value.get_state().tolist())
+    if isinstance(value, random.Random):
+        return repr(value.getstate()).encode()
+    if isinstance(value, np.random.Generator):
+        return repr(value.bit_generator.state).encode()
+    return repr(value.get_state()).encode()
+
+
 def _may_hold_state(value: Any) -> bool:
     """Return whether a value is a module, a list or dict of tensors, or an object with a state_dict."""
-    if isinstance(value, nn.Module):
+    if isinstance(value, nn.Module | GENERATORS):
         return True
     if isinstance(value, list | tuple | dict):
         return bool(_tensors_of(value))
