@@ -412,7 +412,7 @@ def carrying(run: paceline.Run) -> None:
         noise = float(rng.normal())
         value = float(run.update(optimizer, loss, step)["loss"])
         total += value
-        seen = seen + 1  # noqa: PLR6104, SIM113 - as scripts write it
+        seen = seen + 1
         x = value + 1
         if x > best + 99:
             run.finish("diverged")
