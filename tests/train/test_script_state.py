@@ -253,6 +253,50 @@ def test_words_as_keys_of_the_state_of_an_optimizer_are_restored(
     assert ended(tmp_path, "whole") == ended(tmp_path, "part")
 
 
+class Sharp(torch.optim.Optimizer):
+    """An optimizer around another one, which its `state_dict` leaves out, like SAM and Lookahead."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.base = torch.optim.SGD(self.param_groups, momentum=0.9)
+        self.param_groups = self.base.param_groups
+
+    def step(self, closure: Any = None) -> None:
+        self.base.step()
+        for group in self.param_groups:
+            for value in group["params"]:
+                self.state[value]["old"] = value.detach().clone()
+
+
+@pytest.mark.parametrize("several", [1, 2])
+def test_an_optimizer_inside_of_another_one_is_restored(several: int, tmp_path: Path) -> None:
+    for name, steps in (("whole", 4), ("part", 2), ("part", 4)):
+        torch.manual_seed(0)
+        with paceline.Run(config_in(tmp_path, name=name, steps=steps, seed=1)) as run:
+            models = [run.model(nn.Linear(1, 1), name=f"m{at}") for at in range(several)]
+            optimizers = [run.optimizer(Sharp(each.parameters())) for each in models]
+            for step in run.steps(DATA):
+                for model, optimizer in zip(models, optimizers, strict=True):
+                    run.update(optimizer, lambda batch, m=model: m(batch[0]).square().mean(), step)
+    assert ended(tmp_path, "whole") == ended(tmp_path, "part")
+
+
+def test_a_copy_that_the_loop_moves_has_the_names_of_the_model_and_is_not_refused(
+    tmp_path: Path,
+) -> None:
+    with paceline.Run(config_in(tmp_path, steps=3)) as run:
+        model, optimizer = parts(run)
+        teacher = run.model(copy.deepcopy(model).requires_grad_(False), name="teacher")
+        for step in run.steps(DATA):
+            run.update(
+                optimizer,
+                lambda batch: (model(batch[0]) - teacher(batch[0]) + 1).square().mean(),
+                step,
+            )
+            for mean, value in zip(teacher.parameters(), model.parameters(), strict=True):
+                mean.data.lerp_(value.data, 0.1)
+
+
 class Net(nn.Module):
     def __init__(self, p: float = 0.1) -> None:
         super().__init__()

@@ -120,3 +120,26 @@ def test_a_mean_over_tokens_or_class_weights_is_mentioned_once_and_others_are_no
 def test_a_rank_with_one_lane_compares_it_with_the_next_step(config, world) -> None:
     assert len(said_of(world, config, tokens, PADDED)) == int(world.is_main)
     assert said_of(world, config, classes, PADDED) == []
+
+
+def contrastive(output: Tensor, _: Tensor) -> Tensor:
+    rows = functional.normalize(output, dim=1)
+    return functional.cross_entropy(10 * rows @ rows.T, torch.arange(len(rows)))
+
+
+@on_processes(1, **{"batch.global_size": 24, "batch.lanes": 4, "steps": 2})
+def test_a_loss_that_compares_the_samples_of_a_lane_is_mentioned_once(config, world) -> None:
+    said: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(losses.terminal, "error", said.append)
+        fit(
+            world,
+            config,
+            nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6, bias=False)),
+            (ROWS, ROWS),
+            loss=mean,
+        )
+        assert said == []
+        fit(world, config, nn.Linear(6, 6), (ROWS, ROWS), loss=contrastive)
+    assert len(said) == 1
+    assert "over_batch" in said[0]

@@ -36,6 +36,7 @@ from paceline.train.saving.state import (
     KERNELS,
     digest_of_all,
     group_names,
+    inner_optimizers,
     named_state,
     optimizer_facts,
 )
@@ -137,6 +138,12 @@ class _AllOptimizers:
     def __init__(self, optimizers: list[torch.optim.Optimizer]) -> None:
         self.param_groups = [group for each in optimizers for group in each.param_groups]
         self.state = _AllStates(optimizers)
+        self.inner = {
+            f"{number}:{name}": inner
+            for number, each in enumerate(optimizers)
+            for name, inner in inner_optimizers(each).items()
+            if not any(inner is other for other in optimizers)
+        }
 
 
 class _AllStates:

@@ -57,6 +57,38 @@ def _optimizer_state(
         for kind, value in sorted(entries.items()):
             if value is not None:
                 yield f"{kind}.{name}", value
+    yield from _inner_state(names, optimizer)
+
+
+def _inner_state(
+    names: Mapping[Tensor, str], optimizer: torch.optim.Optimizer
+) -> Iterator[tuple[str, Any]]:
+    """Yield the state of the optimizers inside of one as ATTRIBUTE>KIND.NAME."""
+    for attribute, inner in inner_optimizers(optimizer).items():
+        for owner, state in inner.state.items():
+            for kind, value in sorted(state.items()) if owner in names else ():
+                if value is not None:
+                    yield f"{attribute}{_INNER}{kind}.{names[owner]}", value
+
+
+_INNER = ">"
+"""Stands between the attribute of an optimizer that holds another optimizer and a kind of the other's state."""
+
+
+def inner_optimizers(optimizer: Any) -> dict[str, torch.optim.Optimizer]:
+    """Return the optimizers inside of one, such as the SGD of a SAM, by attribute: often its `state_dict` leaves out their state.
+
+    >>> inner_optimizers(torch.optim.SGD(nn.Linear(1, 1).parameters()))
+    {}
+    """
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return {
+            name: value
+            for name, value in vars(optimizer).items()
+            if isinstance(value, torch.optim.Optimizer) and value.state is not optimizer.state
+        }
+    inner: dict[str, torch.optim.Optimizer] = getattr(optimizer, "inner", {})
+    return inner
 
 
 def _names(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[Tensor, str]:
@@ -164,6 +196,7 @@ class OptimizerSlots:
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self._state: Any = optimizer.state
+        self._inner = inner_optimizers(optimizer)
         self._parameters = dict(settled(model).named_parameters())
         self._groups = {}
         for group in optimizer.param_groups:
@@ -177,8 +210,14 @@ class OptimizerSlots:
             return []
         if parameter is None or parameter not in self._groups:
             return [f"the optimizer has no parameter {name} for the saved {kind}"]
+        state = self._state
+        if _INNER in kind:
+            attribute, _, kind = kind.partition(_INNER)
+            if attribute not in self._inner:
+                return [f"the optimizer has no other one as {attribute} for the saved {kind}"]
+            state = self._inner[attribute].state
         if number is not None:
-            self._state[parameter][kind] = _python_value(number, value)
+            state[parameter][kind] = _python_value(number, value)
             return []
         group = self._groups[parameter]
         on_device = group.get("capturable") or group.get("fused")  # torch's own rule
@@ -186,7 +225,7 @@ class OptimizerSlots:
             restored = value.to("cpu", copy=True)
         else:
             restored = sharded_like(parameter, value)
-        self._state[parameter][kind] = restored
+        state[parameter][kind] = restored
         return []
 
     def _load_word(self, kind: str, word: str, value: Tensor, number: str | None) -> None:

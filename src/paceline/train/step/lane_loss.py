@@ -380,3 +380,49 @@ def _saved(node: Any, name: str) -> Any:
     with contextlib.suppress(AttributeError, RuntimeError):
         return getattr(node, name)
     return None
+
+
+_NEAR, _DEEP = 200, 400
+"""Nodes of torch's graph that are looked at behind the loss, and behind one factor of a product."""
+_NETWORK = ("Addmm", "Mm", "Bmm", "Convolution", "Embedding")
+
+
+def compares_samples(loss: Tensor, samples: int) -> bool:
+    """Return whether torch's graph shows a table of every sample against every other, as contrastive losses make.
+
+    That is a square product of two outputs of networks, with one or more rows for each sample. A layer is none:
+    its second factor is a weight.
+
+    >>> import torch
+    >>> rows = torch.nn.Embedding(9, 3)(torch.arange(8))
+    >>> compares_samples((rows @ rows.T).mean(), 8), compares_samples((rows @ torch.ones(3, 8)).mean(), 8)
+    (True, False)
+    """
+    if samples < 2:
+        return False
+    for node in _nodes_behind(loss.grad_fn, _NEAR):
+        if not node.name().startswith("MmBackward"):  # attention within a sample is a Bmm
+            continue
+        rows: tuple[int, ...] = getattr(node, "_saved_self_sym_sizes", ())[-2:-1]
+        columns: tuple[int, ...] = getattr(node, "_saved_mat2_sym_sizes", ())[-1:]
+        factors = [earlier for earlier, _ in node.next_functions]
+        if not rows or rows != columns or rows[0] % samples or len(factors) != 2:
+            continue
+        if all(
+            any(each.name().startswith(_NETWORK) for each in _nodes_behind(factor, _DEEP))
+            for factor in factors
+        ):
+            return True
+    return False
+
+
+def _nodes_behind(first: Any, most: int) -> list[Any]:
+    """Return the nearest nodes of torch's graph, from the result towards the weights."""
+    found = [] if first is None else [first]
+    seen = set(found)
+    for node in found:
+        for earlier, _ in node.next_functions:
+            if earlier is not None and earlier not in seen and len(found) < most:
+                seen.add(earlier)
+                found.append(earlier)
+    return found

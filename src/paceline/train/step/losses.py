@@ -21,6 +21,7 @@ from paceline.train.step.lane_loss import (
     LaneLoss,
     LossFunction,
     MeanComparison,
+    compares_samples,
     is_sum_over_samples,
     lane_loss,
     not_finite,
@@ -114,7 +115,7 @@ class LaneLosses(LaneWork):
             self._take_names(found.names, lane)
         if self._updates.looks_at_loss:
             self._updates.looks_at_loss = False
-            self._mention_sum(found, lane)
+            self._mention_likely_mistakes(found, lane)
         if not self._updates.means.is_over and self._world.is_main:
             self._mention_means(found, lane)
         self._by_count = found.by_count
@@ -126,10 +127,19 @@ class LaneLosses(LaneWork):
         weight = float(lane.samples > 0) if found.by_count else by_samples
         return found.output, self._updates.gradient_of(found.output, weight)
 
-    def _mention_sum(self, found: LaneLoss, lane: Lane) -> None:
-        """Say once that a sum is taken for a mean: with one lane both give the same gradients."""
+    def _mention_likely_mistakes(self, found: LaneLoss, lane: Lane) -> None:
+        """Say once that a loss of a lane is not what the loss of the batch would be; with one lane they are the same."""
         lanes = round(self._step.plan.samples / lane.samples) if lane.samples else 1
-        if lanes == 1 or found.by_count or not self._world.is_main:
+        if lanes == 1 or not self._world.is_main:
+            return
+        if compares_samples(found.output, lane.samples):
+            terminal.error(
+                f"warning: the loss seems to compare the samples of a batch with each other, and is computed per lane: each sample is "
+                f"compared with those of its lane of {lane.samples}, not with the {self._step.plan.samples} of the batch\n"
+                "  fix: return the rows from the function and pass the loss as run.update(optimizer, rows, step, over_batch=loss), "
+                "or set batch.lanes=1 to train on one rank"
+            )
+        if found.by_count:
             return
         if is_sum_over_samples(found.output, lane.samples):
             terminal.error(
