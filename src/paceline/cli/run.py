@@ -188,8 +188,9 @@ def _run_ranks(begin: Launch, resume: str, spec: LaunchSpec, **options: Any) -> 
     if failure.run == spec.folder:  # the script's own traceback stays the last thing on the screen
         message = f"logs and failure page: {failure.run}\n\n{failure.message}"
         return replace(failure, message=message)
-    if failure.lost_peer and page.hang:
-        failure = replace(failure, message=_hang_message(page.hang, page.cause))
+    if page.hang and (failure.lost_peer or page.cause == "another way"):
+        when = " after timeout.step_s" if failure.lost_peer else ""
+        failure = replace(failure, message=_hang_message(page.hang, page.cause, when))
         page = replace(page, hang="")
     return replace(failure, how_to_resume="\n".join(["", "", *page.last_lines()]))
 
@@ -201,15 +202,16 @@ _HANG_FIXES = {
     "link": "check the network between these hosts: paceline doctor",
     "reading": "check the storage of the data, and the code that reads it",
     "saving": "check the storage of the run folder",
+    "another way": "let every rank call run.update equally often, and run.finish, break, return and continue in the same step",
 }
 """What to do about a hang whose cause is no line of the script."""
 
 
-def _hang_message(verdict: str, cause: str) -> str:
+def _hang_message(verdict: str, cause: str, when: str) -> str:
     """Return the message about a run that hung, with the verdict of its watchdog first."""
     fix = _HANG_FIXES.get(cause, "correct the line that is named")
     return (
-        f"error: {verdict}; all ranks were stopped after timeout.step_s\n"
+        f"error: {verdict}; all ranks were stopped{when}\n"
         f"  fix: {fix}; `paceline hang` shows what every rank did"
     )
 

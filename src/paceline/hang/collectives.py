@@ -236,6 +236,30 @@ def find_gloo_abort(reports: Reports) -> HangVerdict | None:
     return HangVerdict("another shape", (victim.rank,), other_ranks(reports, [victim]), sentence)
 
 
+def find_another_way(reports: Reports) -> HangVerdict | None:
+    """Return the ranks whose script left the loop, finished, or updated more or less often than that of the others.
+
+    Only if the collectives of the ranks do not match: in a hang of another kind, a rank may be one step behind.
+    """
+    counts = Counter(report.unusual for report in reports)
+    if len(counts) < 2:
+        return None
+    if not any(find(reports) for find in (find_batch_mismatch, find_mismatch, find_gloo_abort)):
+        return None
+    usual = max(counts, key=lambda unusual: (counts[unusual], not unusual))
+    odd = [report for report in reports if report.unusual != usual]
+    alike = {
+        unusual: [report for report in reports if report.unusual == unusual] for unusual in counts
+    }
+    others = alike.pop("", [])
+    sentence = "; ".join(f"{with_nodes(group)} {unusual}" for unusual, group in alike.items())
+    if others:
+        sentence += f", unlike {format_ranks(rank_numbers(others))}"
+    if waiting := next((report for report in others if report.place and not report.crash), None):
+        sentence += f"; {format_ranks([waiting.rank])} is in {waiting.where}"
+    return HangVerdict("another way", rank_numbers(odd), other_ranks(reports, odd), sentence)
+
+
 def in_collective(report: RankReport) -> bool:
     """Return whether the main thread is inside a collective, by its stack."""
     return any(stack.thread == MAIN and _calls_collective(stack) for stack in report.stacks)

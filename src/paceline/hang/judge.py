@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.hang.collectives import find_batch_mismatch, find_gloo_abort, find_mismatch
+from paceline.hang.collectives import (
+    find_another_way,
+    find_batch_mismatch,
+    find_gloo_abort,
+    find_mismatch,
+)
 from paceline.hang.missing import find_missing
 from paceline.hang.network import find_partition, find_stalled_link
 from paceline.hang.processes import (
@@ -24,6 +29,7 @@ _FRESH_S = 8.0  # a stuck rank raises the alarm every 2 s; clocks of nodes may d
 # The order matters: an earlier finding explains the later ones.
 _CHECKS = (
     find_debugger,
+    find_another_way,
     find_batch_mismatch,
     find_mismatch,
     find_gloo_abort,

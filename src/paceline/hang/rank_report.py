@@ -64,6 +64,8 @@ class RankReport:
     """TCP connections to other hosts."""
     crash: str = ""
     """The crash in native code that ended it; the stacks are then those of that moment."""
+    unusual: str = ""
+    """What the script did in its last unusual step: "called run.finish (train.py:27) in step 4"."""
 
     @property
     def place(self) -> CodeLine | None:
@@ -99,6 +101,7 @@ def current_report(
         process=process(pid),
         wrong=wrong,
         links=own_links(),
+        unusual=pulse.unusual,
     )
     if state not in {"stuck", "failed"}:
         return report

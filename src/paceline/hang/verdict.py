@@ -20,6 +20,7 @@ Cause = Literal[
     "debugger",
     "exception",
     "another collective",
+    "another way",
     "another shape",
     "one batch more",
     "one batch less",

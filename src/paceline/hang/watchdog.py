@@ -154,6 +154,10 @@ class Watchdog:
         else:
             self._report("failed" if wrong else "left", wrong)
 
+    def report_unusual(self) -> None:
+        """Write down what the script does now: a crash in the next collective would leave no time for it."""
+        self._write(current_report(self._world, self._pulse, "running"))
+
     def _watch(self) -> None:
         due = time.monotonic() + self._interval_s
         while not self._over.wait(self._interval_s):

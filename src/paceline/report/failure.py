@@ -42,7 +42,7 @@ _OTHER_LAUNCHER_S = 3.0  # time for the launcher of the host on which a rank fai
 _LOOK_S = 0.1
 _SAME_COMMAND = "the command that started it"
 # Why gloo ended a rank, which may not be the one at fault.
-_GLOO_CAUSES = {"another shape", "another collective"}
+_GLOO_CAUSES = {"another shape", "another collective", "another way"}
 _NO_HANG = {"none", "exception", "gone"}
 
 Events = Sequence[dict[str, Any]]
@@ -63,6 +63,8 @@ def page_from_launch(failure: Failure, resume: str, begun_s: float = 0.0) -> Fai
         how = "did not join the others"
         if verdict.cause == "another shape":
             how = "used another tensor size than before"
+        if verdict.cause == "another way":
+            how = "did not take the same step as the others"
         if own := _traceback(_of_rank(records, rank)):
             lines = [own]
     elif report:

@@ -30,6 +30,8 @@ class Pulse:
         self._first_begun, self._first_s = 0.0, 0.0
         self.step, self.doing, self.signs = 0, "starting", 0
         self.since = time.monotonic()
+        self.unusual = ""
+        """What the script did in its last unusual step; the same on every rank, unless one rank takes another way."""
         self.held = False
         """Whether the run is held on purpose, in a debugger."""
 

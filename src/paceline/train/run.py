@@ -28,6 +28,7 @@ from paceline.train.script_state import GENERATORS, ScriptState
 from paceline.train.script_steps import ScriptSteps
 from paceline.train.strategy import Strategy
 from paceline.train.uncaught import show_briefly
+from paceline.train.unusual_calls import UnusualCalls
 from paceline.world.process_group import join
 from paceline.world.randomness import seed_everything
 from paceline.world.world import World
@@ -122,6 +123,7 @@ class Run(RunObjects):
             return
         if self._step is not None:
             self._refuse_rebuilt_model()
+            self._unusual.leave()
             self._loop.state.finished = self._loop.state.finished or "the script left the loop"
             self._complete_step()
         self._refuse_idle()
@@ -229,6 +231,7 @@ class Run(RunObjects):
         left = self._loop.begin()
         self._script_steps = ScriptSteps(self._parts.optimizers.values())
         self._script_steps.watch()
+        self._unusual = UnusualCalls(self._loop.observers.unusual)
         self._stack.callback(self._script_steps.ignore)
         self._callbacks.call("run_start")
         if self.is_main:
@@ -267,7 +270,10 @@ class Run(RunObjects):
     def _next_step(self, batches: Iterator[RankBatch]) -> Step:
         """Complete the current step and begin the next; raise StopIteration after the last."""
         assert self._loop is not None
-        enough = self._complete_step() if self._step is not None else False
+        enough = False
+        if self._step is not None:
+            self._unusual.end_step()
+            enough = self._complete_step()
         if enough or self._loop.is_over:
             self._loop.end()
             if self._loop.ends_script:
@@ -285,6 +291,7 @@ class Run(RunObjects):
         self._loop.begin_step(batch)
         step._read = batch  # noqa: SLF001 - the run made it
         self._step, self._note, self._updates = step, None, 0
+        self._unusual.begin_step(plan.index)
         self._callbacks.call("step_start", step)
         return step
 
@@ -316,6 +323,7 @@ class Run(RunObjects):
         2
         """
         self._running().state.finished = reason or "finished by the script"
+        self._unusual.finish(sys._getframe(1))  # noqa: SLF001 - the line of the script
 
     def save(self) -> None:
         """Save a checkpoint after this step, in addition to those of `checkpoint.every`.
@@ -354,5 +362,7 @@ class _Steps(Iterator[Step]):
         self._run, self._batches = run, batches
 
     def __next__(self) -> Step:
-        self._run._look_again(sys._getframe(1))  # noqa: SLF001 - the variables of the loop
+        caller = sys._getframe(1)  # noqa: SLF001 - the loop
+        self._run._unusual.begin_loop(caller)  # noqa: SLF001
+        self._run._look_again(caller)  # noqa: SLF001 - the variables of the loop
         return self._run._next_step(self._batches)  # noqa: SLF001 - one thing in two classes

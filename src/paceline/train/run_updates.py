@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 
 import torch
@@ -20,6 +21,7 @@ from paceline.train.saving.module_values import ForwardChanges
 from paceline.train.script_steps import ScriptSteps
 from paceline.train.step.lane_loss import Losses, LossFunction
 from paceline.train.step.updates import UpdateCall
+from paceline.train.unusual_calls import UnusualCalls
 from paceline.world.randomness import seed_everything
 
 _UPDATES_TO_WATCH = 2
@@ -40,6 +42,7 @@ class RunUpdates(RunControls):
     _failed = ""
     """The error that has left an update."""
     _script_steps: ScriptSteps
+    _unusual: UnusualCalls
 
     @refuse_other_call("run.update(optimizer, loss, step), where loss is a function of a batch")
     def update(
@@ -128,6 +131,8 @@ class RunUpdates(RunControls):
         self._check_current(step)
         batch = step._batch  # noqa: SLF001 - the run made it
         number, self._updates = self._updates, self._updates + 1
+        name = f"run.{function.__name__}"
+        self._unusual.update(name, sys._getframe(3))  # noqa: SLF001 - the line of the script
         call = UpdateCall(optimizer, loss, batch, number, clip_norm, over_batch)
         self._script_steps.refuse_changed_gradients()
         self._script_steps.ignore()  # the run steps now; and torch.compile must not find a hook

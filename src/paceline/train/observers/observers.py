@@ -65,6 +65,7 @@ class Observers:
         self._times = StepTimes(config, world, strategy)
         self._profiling = Profiling(config, world, clock)
         self._save_s = 0.0
+        self._dog: Watchdog | None = None
 
     @contextlib.contextmanager
     def attending(self, state_bytes: int) -> Iterator[None]:
@@ -80,7 +81,10 @@ class Observers:
         deadline = None
         if self._world.size > 1 and dist.get_backend() == "nccl":
             deadline = Deadline(self._config.timeout.step_s, end_rank)
-        return Watchdog(self._directory, self._world, self._pulse, say, self._explain, deadline)
+        self._dog = Watchdog(
+            self._directory, self._world, self._pulse, say, self._explain, deadline
+        )
+        return self._dog
 
     def _explain(self, error: BaseException) -> RankException | None:
         """Return what went wrong, for the hang report; None for a run that was asked to stop, or refused."""
@@ -92,6 +96,12 @@ class Observers:
     def reading(self, steps: Iterable[T]) -> Iterable[T]:
         """Pass steps on; the time spent waiting for each counts as reading."""
         return self._heartbeat.reading(self._pulse.reading(self._times.reading(steps)))
+
+    def unusual(self, what: str) -> None:
+        """Note what the script does now and did not do in the step before."""
+        self._pulse.unusual = what
+        if self._dog is not None and self._world.size > 1:
+            self._dog.report_unusual()
 
     def step_taken(self, samples: int) -> None:
         """Note that the weights were updated."""
