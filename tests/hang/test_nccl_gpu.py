@@ -51,6 +51,8 @@ def test_a_stuck_run_over_nccl_ends_with_a_verdict(fault: str, tmp_path: Path) -
     print(found.get("sentence"))
     if CAUSES[fault]:
         shown = json.loads(
-            paceline("hang", str(tmp_path / "runs" / "run"), "--json", folder=tmp_path).out
+            paceline(
+                "hang", str(tmp_path / "runs" / "faulty_training"), "--json", folder=tmp_path
+            ).out
         )
         assert (shown["cause"], shown["ranks"]) == (CAUSES[fault], [1])

@@ -14,9 +14,10 @@ import paceline
 from paceline.config.values import with_settings
 from paceline.errors import ConfigError, TrainingError
 from paceline.train.saving.state import state_digest
+from paceline.train.step import forward_writes
 from paceline.world.world import World
-from support.loops import RunIn
-from support.processes import run_on_processes
+from support.loops import RunIn, fit
+from support.processes import on_processes, run_on_processes
 
 SETTINGS = {"batch.global_size": 8, "batch.lanes": 4, "steps": 3}
 
@@ -233,3 +234,32 @@ def test_embeddings_that_forward_shrinks_are_refused_unless_there_is_one_lane(
         train(lanes=4)
     assert "0.weight.renorm_(2, 0, 0.5)" in found.value.fix
     train(lanes=1)
+
+
+class Remembering(nn.Module):
+    """Leaves its output in an attribute; reads it in the next call, or not."""
+
+    def __init__(self, *, reads: bool) -> None:
+        super().__init__()
+        self.linear, self.norm, self.drop = nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Dropout(0.3)
+        self.reads, self.hidden = reads, None
+
+    def forward(self, rows: Tensor) -> Tensor:
+        found = self.drop(self.norm(self.linear(rows)))
+        if self.reads and self.hidden is not None:
+            found = found + self.hidden.mean(0)
+        self.hidden = found.detach()
+        return found
+
+
+@on_processes(1, **{"batch.global_size": 12, "batch.lanes": 3, "steps": 4})
+def test_a_hidden_state_that_forward_carries_is_named_and_a_cache_is_not(config, world) -> None:
+    rows = torch.randn(24, 3, generator=torch.Generator().manual_seed(2))
+    said: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forward_writes.terminal, "error", said.append)
+        fit(world, config, Remembering(reads=False), (rows, rows))
+        assert said == []
+        fit(world, config, Remembering(reads=True), (rows, rows))
+    assert len(said) == 1
+    assert "hidden" in said[0]

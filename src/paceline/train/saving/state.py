@@ -100,7 +100,8 @@ def _names(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[Tensor, 
     if foreign:
         raise ConfigError(
             f"the optimizer has {len(foreign)} parameters that are not in the model, such as one of shape {list(foreign[0].shape)}",
-            fix="call model = run.model(model) before run.steps, and make the optimizer of that model's parameters",
+            fix="call model = run.model(model) before run.steps, and make the optimizer of that model's parameters; "
+            "layers in a Python list belong into nn.ModuleList",
         )
     return names
 
