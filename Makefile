@@ -11,7 +11,8 @@ IN_VENV := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
 # What runs on a GPU; name another environment that has torch and Paceline: make gpu GPU_PYTHON=python3
 GPU_PYTHON ?= $(VENV)/bin/python
-GPU_TESTS = $(GPU_PYTHON) -m pytest -q -m gpu --dist load
+# pytest-benchmark, where it is installed, ends in an internal error under -n.
+GPU_TESTS = $(GPU_PYTHON) -m pytest -q -m gpu --dist load -p no:benchmark
 GPU_DEV := $(if $(filter $(VENV)/bin/python,$(GPU_PYTHON)),$(DEV))
 
 .PHONY: demo test test-all quick check gpu gpu-all gpu-tests gpu-models site reference clean
