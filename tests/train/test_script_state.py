@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
 from torch.optim.lr_scheduler import ConstantLR, LambdaLR, ReduceLROnPlateau, SequentialLR, StepLR
 from torch.optim.swa_utils import AveragedModel
 
 import paceline
 from paceline.config.values import with_settings
 from paceline.errors import ConfigError, TrainingError
+from paceline.train import run_updates
 from paceline.world.world import World
 from support.loops import RunIn
 from support.processes import on_processes
@@ -477,3 +479,24 @@ def test_variables_that_the_loop_carries_and_generators_that_it_draws_from_are_n
     assert "carries best, hidden, rate from step" in err
     found = [line.split()[1] for line in err.splitlines() if "changes in the loop" in line]
     assert found == ["rng"]
+
+
+@on_processes(1, **{"batch.global_size": 8, "batch.lanes": 2, "steps": 4})
+def test_a_running_average_that_the_loss_keeps_is_named_once(config, world) -> None:
+    average, factor = {"loss": 1.0}, 0.5
+
+    said: list[str] = []
+    rows = torch.ones(16, 3)
+    with pytest.MonkeyPatch.context() as patch, RunIn(world, config) as run:
+        patch.setattr(run_updates.terminal, "error", said.append)
+        model = run.model(nn.Linear(3, 3))
+        optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+
+        def lane(batch: Tensor) -> Tensor:
+            found = mse_loss(model(batch), batch) * factor
+            average["loss"] = 0.9 * average["loss"] + 0.1 * float(found)
+            return found / average["loss"]
+
+        for step in run.steps(rows):
+            run.update(optimizer, lane, step)
+    assert [text for text in said if "the loss changes average" in text] == said[:1]

@@ -7,9 +7,10 @@ exist before it, that its body reads before it sets them, and that decide more t
 from __future__ import annotations
 
 import ast
+import contextlib
 import linecache
 from collections.abc import Iterable, Mapping
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any
 
 _REPORTS = {
@@ -44,7 +45,37 @@ _REPORTS = {
     *("perf_counter", "monotonic", "detach", "cpu"),
 }
 """Calls that only compute or report: what goes into them decides nothing."""
+_MAX_ITEMS = 32
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def numbers_around(loss: Any) -> dict[str, tuple[float, ...]]:
+    """Return the numbers in the variables around a loss function, alone or in a list or dict, by name.
+
+    >>> average = 1.0
+    >>> def loss(batch):
+    ...     return batch / average
+    >>> numbers_around(loss)["average"]
+    (1.0,)
+    """
+    function = getattr(loss, "__func__", loss)
+    if not isinstance(function, FunctionType):
+        return {}
+    code = function.__code__
+    around = {
+        name: function.__globals__[name] for name in code.co_names if name in function.__globals__
+    }
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # not assigned yet
+            around[name] = cell.cell_contents
+    found = {}
+    for name, value in around.items():
+        held = list(value.values()) if isinstance(value, dict) else value
+        held = held[:_MAX_ITEMS] if isinstance(held, list) else [held]
+        numbers = tuple(float(each) for each in held if type(each) in {int, float})
+        if numbers:
+            found[name] = numbers
+    return found
 
 
 def carried_variables(frame: FrameType) -> list[str]:

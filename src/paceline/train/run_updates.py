@@ -11,6 +11,7 @@ from torch import Tensor
 
 from paceline import terminal
 from paceline.errors import ConfigError, TrainingError
+from paceline.train.carried import numbers_around
 from paceline.train.gradients.note import NO_MOVES, Note
 from paceline.train.likely_mistakes import refuse_other_call
 from paceline.train.run_controls import RunControls
@@ -138,11 +139,14 @@ class RunUpdates(RunControls):
         self._script_steps.ignore()  # the run steps now; and torch.compile must not find a hook
         is_new = self._first_updates < _UPDATES_TO_WATCH
         watched = ForwardChanges(self._parts.model) if is_new else None
+        numbers = numbers_around(loss) if is_new else {}
         with self._poisoning():
             losses, note = function(call)
         if watched is not None:
             self._first_updates += 1
             self._name_changes(watched.names())
+            now = numbers_around(loss)
+            self._name_loss_changes([name for name in numbers if numbers[name] != now.get(name)])
         self._script_steps.watch(after="run.update", of=optimizer)
         seed_everything(self.config.seed, batch.plan.index, -1 - number)
         note = note._replace(moves=NO_MOVES)
@@ -157,6 +161,17 @@ class RunUpdates(RunControls):
                 f"warning: forward changes {shorten(new)} of the model. Each rank does so for its own lanes, and no "
                 "checkpoint restores it\n  fix: if a loss depends on it, make it a buffer (register_buffer) or compute it "
                 "from step.index"
+            )
+
+    def _name_loss_changes(self, names: list[str]) -> None:
+        """Name numbers that only the loss can have changed: it alone has run in between."""
+        new = [name for name in names if name not in self._named_changes]
+        self._named_changes.update(new)
+        if new and self.is_main:
+            terminal.error(
+                f"warning: the loss changes {shorten(new)}. Each rank does so for its own lanes, and no checkpoint holds it\n"
+                "  fix: return such values from the loss, and keep what you compute of them in the loop, in an object "
+                "with state_dict that run.track saves"
             )
 
     def _check_current(self, step: Step) -> None:
