@@ -1,4 +1,4 @@
-"""The state of an optimizer gets the names of the weights only where they are certain."""
+"""The state of an optimizer keeps names where the file has them, and otherwise the places of its parameters."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.checkpoint.importing.layouts import contents_of
-from paceline.checkpoint.importing.optimizer_state import name_state
+from paceline.checkpoint.importing.optimizer_state import read_optimizers
 from paceline.checkpoint.importing.stored_tensor import StoredTensor
 from paceline.checkpoint.importing.write import _split
 
@@ -31,33 +31,23 @@ def momenta(shapes: list[tuple[int, ...]], groups: list[dict[str, Any]]) -> dict
     return {"state": state, "param_groups": groups}
 
 
-def names_by_number(saved: Any, weights: dict[str, StoredTensor], **how: bool) -> Any:
-    """The name of each momentum by its number, or the reason why there are none."""
-    state = name_state([saved], weights, ordered=how.get("ordered", True))
+def names_by_number(saved: Any, weights: dict[str, StoredTensor]) -> Any:
+    """The name or place of each momentum by its number, or the reason why there are none."""
+    state = read_optimizers([saved], weights, "module.")
     found = {value.begin: name.partition(".")[2] for name, value in state.tensors.items()}
     return found or state.left_out
 
 
 NET = weights_of(a=MATRIX, b=VECTOR, c=MATRIX, d=VECTOR)
 ONE = [{"params": [0, 1, 2, 3], "lr": 0.1}]
-DECAY = [{"params": [0, 1], "lr": 0.1}, {"params": [2, 3], "lr": 0.2}]
 
 
-def test_one_group_is_in_the_order_of_the_weights() -> None:
+def test_parameters_are_told_by_their_places_and_shapes() -> None:
     saved = momenta([MATRIX, VECTOR, MATRIX, VECTOR], ONE)
-    assert names_by_number(saved, NET) == {0: "a", 1: "b", 2: "c", 3: "d"}
-
-
-def test_groups_of_other_shapes_are_told_apart() -> None:
-    saved = momenta([MATRIX, MATRIX, VECTOR, VECTOR], DECAY)
-    assert names_by_number(saved, NET) == {0: "a", 1: "c", 2: "b", 3: "d"}
-
-
-def test_buffers_and_tied_weights_are_not_counted() -> None:
-    weights = {**NET, "tied": NET["a"], "n.running_mean": tensor(VECTOR, 9)}
-    weights["n.num_batches_tracked"] = tensor((), 10, "I64")
-    saved = momenta([MATRIX, VECTOR, MATRIX, VECTOR], ONE)
-    assert names_by_number(saved, weights) == {0: "a", 1: "b", 2: "c", 3: "d"}
+    del saved["state"][1]  # a frozen parameter
+    state = read_optimizers([saved], NET, "")
+    assert names_by_number(saved, NET) == {0: "#0.0", 2: "#0.2", 3: "#0.3"}
+    assert state.places == (((MATRIX, None, MATRIX, VECTOR),),)
 
 
 def test_names_in_the_groups_come_first() -> None:
@@ -70,43 +60,24 @@ def test_a_state_by_name_keeps_its_names() -> None:
     assert names_by_number(saved, NET) == {0: "c"}
 
 
-def test_a_frozen_parameter_has_no_state() -> None:
-    saved = momenta([MATRIX, VECTOR, MATRIX, VECTOR], ONE)
-    del saved["state"][1]
-    assert names_by_number(saved, NET) == {0: "a", 2: "c", 3: "d"}
-
-
 LEFT_OUT = [
-    (momenta([MATRIX, VECTOR], [{"params": [0, 1]}]), True, "it has 2 parameters, the weights have 4; build"),
-    (momenta([VECTOR, MATRIX, VECTOR, MATRIX], ONE), True, "parameter 0 has the shape [4], the weight a has [4, 4]"),
-    (momenta([MATRIX, VECTOR, MATRIX, VECTOR], DECAY), True, "its groups share the shape [4, 4]"),
-    (momenta([VECTOR, MATRIX, VECTOR, MATRIX], ONE), False, "2 weights have the shape [4], and safetensors does not keep"),
-    (momenta([MATRIX], [{"params": [0], "param_names": ["x"]}]), True, "its parameter x is not among the weights"),
-    ({"state": {0: {"row": tensor((4, 1)), "col": tensor((1, 4))}}, "param_groups": ONE}, True, "the shapes [1, 4] and [4, 1]"),
-    ({"state": {0: {"old": [1]}}, "param_groups": ONE}, True, "its state old is a list, not a tensor or a number"),
-    ({"state": {}, "param_groups": ONE}, True, "it is empty"),
-    ({"lr": 1}, True, "it is not what optimizer.state_dict() returns"),
+    (momenta([MATRIX], [{"params": [0], "param_names": ["x"]}]), "its parameter x is not among the weights"),
+    (momenta([VECTOR], [{"params": [0], "param_names": ["a"]}]), "shape [4], not [4, 4]"),
+    ({"state": {0: {"old": [1]}}, "param_groups": ONE}, "its state old is a list"),
+    ({"state": {9: {}}, "param_groups": ONE}, "parameter 9"),
+    ({"state": {}, "param_groups": ONE}, "it is empty"),
+    ({"lr": 1}, "optimizer.state_dict()"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("saved", "ordered", "reason"), LEFT_OUT, ids=[case[2] for case in LEFT_OUT]
-)
-def test_a_state_without_certain_names_is_left_out_with_the_reason(
-    saved: Any, ordered: bool, reason: str
-) -> None:
-    assert reason in names_by_number(saved, NET, ordered=ordered)
-
-
-def test_several_optimizers_are_left_out() -> None:
-    assert (
-        name_state([{}, {}], NET, ordered=True).left_out == "there are 2 optimizers, a run has one"
-    )
+@pytest.mark.parametrize(("saved", "reason"), LEFT_OUT, ids=[case[1] for case in LEFT_OUT])
+def test_a_state_that_cannot_be_read_is_left_out_with_the_reason(saved: Any, reason: str) -> None:
+    assert reason in names_by_number(saved, NET)
 
 
 def test_python_numbers_keep_type_and_value() -> None:
     saved = {"state": {"a": {"step": 7, "mean": 0.5, "none": None}}, "param_groups": [{"params": ["a"]}]}  # fmt: skip
-    state = name_state([saved], NET, ordered=True)
+    state = read_optimizers([saved], NET, "")
     assert state.numbers == {"step.a": "int", "mean.a": "float"}
     assert state.tensors["step.a"].content == (7).to_bytes(8, "little")
     assert state.tensors["step.a"].dtype == "I64"

@@ -67,13 +67,9 @@ def test_chaos_says_so_when_a_script_does_not_survive(tmp_path: Path) -> None:
     text = (
         Path(SCRIPT)
         .read_text()
-        .replace("with paceline.Run", "torch.manual_seed(os.getpid())\n    with paceline.Run")
+        .replace("model = run", "torch.manual_seed(os.getpid())\n        model = run")
     )
-    script.write_text(
-        text.replace(
-            "torch.Generator().manual_seed(1)", "torch.Generator().manual_seed(os.getpid())"
-        )
-    )
+    script.write_text(text)
     done = paceline(
         "chaos", "--kills", "1", "--worlds", "1,2", str(script), "epochs=2", folder=tmp_path
     )

@@ -219,7 +219,8 @@ class Checkpoints:
 
     def _refuse_other_data(self, manifest: Manifest) -> None:
         found, fix = self._state.compare_data(manifest)
-        if found and self._config.resume != "changed":
+        is_compared = self._config.record.steps > 0  # by `paceline verify`, which names the cause
+        if found and self._config.resume != "changed" and not is_compared:
             raise ConfigError(
                 f"name={self._config.name} is a run with another dataset: now {found} "
                 f"({self._storage.where(manifest.step)})",
