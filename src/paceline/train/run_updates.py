@@ -23,6 +23,7 @@ from paceline.train.script_steps import ScriptSteps
 from paceline.train.step.lane_loss import Losses, LossFunction
 from paceline.train.step.updates import UpdateCall
 from paceline.train.unusual_calls import UnusualCalls
+from paceline.world.collectives import all_gather_texts
 from paceline.world.randomness import seed_everything
 
 _UPDATES_TO_WATCH = 2
@@ -38,6 +39,8 @@ class RunUpdates(RunControls):
     _note: Note | None = None
     _updates = 0
     """Updates of the current step so far."""
+    _most_updates = 0
+    """The most updates that a step of this start has had."""
     _first_updates = 0
     """Updates of this start, as far as they are watched."""
     _failed = ""
@@ -134,6 +137,9 @@ class RunUpdates(RunControls):
         number, self._updates = self._updates, self._updates + 1
         name = f"run.{function.__name__}"
         self._unusual.update(name, sys._getframe(3))  # noqa: SLF001 - the line of the script
+        if number >= max(1, self._most_updates):
+            self._agree_on_update(number, batch.plan.index)
+        self._most_updates = max(self._most_updates, number + 1)
         call = UpdateCall(optimizer, loss, batch, number, clip_norm, over_batch)
         self._script_steps.refuse_changed_gradients()
         self._script_steps.ignore()  # the run steps now; and torch.compile must not find a hook
@@ -152,6 +158,18 @@ class RunUpdates(RunControls):
         note = note._replace(moves=NO_MOVES)
         self._note = note if self._note is None else with_requests_of(self._note, note)
         return losses
+
+    def _agree_on_update(self, number: int, step: int) -> None:
+        """Raise unless all ranks take one update more than in any step before. Every rank must call this.
+
+        Else the ranks that do not would add their next step to the update of those that do, without an error.
+        """
+        texts = all_gather_texts(self.world, f"update {number + 1} of step {step + 1}")
+        if len({*texts}) > 1:
+            raise TrainingError(
+                f"the ranks do not take the same updates: {'; '.join(dict.fromkeys(texts))}",
+                fix="call run.update equally often on every rank",
+            )
 
     def _name_changes(self, names: list[str]) -> None:
         new = [name for name in names if name not in self._named_changes]
