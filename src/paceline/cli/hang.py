@@ -102,7 +102,7 @@ def _of_this_start(folder: RunDir) -> list[RankReport]:
     begun = folder.lock.stat().st_mtime_ns
     reports = read_reports(folder)
     return [
-        report for report in reports if folder.hang_record(report.rank).stat().st_mtime_ns >= begun
+        report for report in reports if folder.hang_record(report.rank).stat().st_mtime_ns > begun
     ]
 
 
