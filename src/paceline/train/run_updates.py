@@ -26,6 +26,13 @@ from paceline.train.unusual_calls import UnusualCalls
 from paceline.world.collectives import all_gather_texts
 from paceline.world.randomness import seed_everything
 
+_KEEP_IN_MODEL = (
+    "if a loss depends on it, make it a buffer (register_buffer) or compute it from step.index"
+)
+_KEEP_IN_LOOP = (
+    "return such values from the loss, and keep what you compute of them in the loop, in an object with state_dict "
+    "that run.track saves"
+)
 _UPDATES_TO_WATCH = 2
 """Updates of each start in which the numbers of modules are compared before and after."""
 
@@ -150,9 +157,11 @@ class RunUpdates(RunControls):
             losses, note = function(call)
         if watched is not None:
             self._first_updates += 1
-            self._name_changes(watched.names())
+            self._name_changes("forward", watched.names(), _KEEP_IN_MODEL)
+            # Only the loss can have changed these: it alone has run in between.
             now = numbers_around(loss)
-            self._name_loss_changes([name for name in numbers if numbers[name] != now.get(name)])
+            changed = [name for name in numbers if numbers[name] != now.get(name)]
+            self._name_changes("the loss", changed, _KEEP_IN_LOOP)
         self._script_steps.watch(after="run.update", of=optimizer)
         seed_everything(self.config.seed, batch.plan.index, -1 - number)
         note = note._replace(moves=NO_MOVES)
@@ -171,25 +180,14 @@ class RunUpdates(RunControls):
                 fix="call run.update equally often on every rank",
             )
 
-    def _name_changes(self, names: list[str]) -> None:
+    def _name_changes(self, who: str, names: list[str], fix: str) -> None:
+        """Name, once each, numbers that forward or the loss has changed."""
         new = [name for name in names if name not in self._named_changes]
         self._named_changes.update(new)
         if new and self.is_main:
             terminal.error(
-                f"warning: forward changes {shorten(new)} of the model. Each rank does so for its own lanes, and no "
-                "checkpoint restores it\n  fix: if a loss depends on it, make it a buffer (register_buffer) or compute it "
-                "from step.index"
-            )
-
-    def _name_loss_changes(self, names: list[str]) -> None:
-        """Name numbers that only the loss can have changed: it alone has run in between."""
-        new = [name for name in names if name not in self._named_changes]
-        self._named_changes.update(new)
-        if new and self.is_main:
-            terminal.error(
-                f"warning: the loss changes {shorten(new)}. Each rank does so for its own lanes, and no checkpoint holds it\n"
-                "  fix: return such values from the loss, and keep what you compute of them in the loop, in an object "
-                "with state_dict that run.track saves"
+                f"warning: {who} changes {shorten(new)}. Each rank does so for its own lanes, and no checkpoint holds it\n"
+                f"  fix: {fix}"
             )
 
     def _check_current(self, step: Step) -> None:
