@@ -45,7 +45,6 @@ def pytest_configure(config: pytest.Config) -> None:
     # Otherwise torch.compile starts a process per core in each rank, for a few small kernels.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     os.environ.setdefault("ONEDNN_JIT_PROFILE", "0")  # on ARM, a file in /tmp per process
-    os.environ.setdefault("PACELINE_BYTECODE", "0")  # nothing is kept in the home folder
     state = tempfile.TemporaryDirectory(prefix="paceline-state-")
     config.add_cleanup(state.cleanup)
     os.environ.setdefault("XDG_STATE_HOME", state.name)

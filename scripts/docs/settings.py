@@ -31,7 +31,6 @@ name are `epochs` (gpt: `steps`) and `checkpoint.every`.
 
 | environment variable | what it does |
 |---|---|
-| `PACELINE_BYTECODE=0` | neither reads nor writes the [file of bytecode](../guides/gpu.md#faster-steps) |
 | `PACELINE_CLUSTER=NAME` | the [cluster profile](../guides/slurm.md#cluster-profiles), instead of `--cluster` |
 | `PACELINE_DATA=FOLDER` | the folder of MNIST's IDX files |
 | `PACELINE_INTERFACE=NAME` | the network interface between nodes |

@@ -62,9 +62,6 @@ SEED = "PACELINE_SEED"
 HASH_SEED = "PYTHONHASHSEED"
 """Python's own: with one value in all ranks and starts, a set of strings has the same order in each."""
 
-BYTECODE = "PACELINE_BYTECODE"
-"""0: ranks import as Python does, and keep no bytecode."""
-
 DUMP = "PACELINE_DUMP"
 """Path without suffix of the files in which a rank of a foreign script dumps its state for `paceline hang`."""
 

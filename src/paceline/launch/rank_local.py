@@ -25,7 +25,6 @@ from typing import Any, NoReturn
 
 from paceline import handover
 from paceline.errors import PacelineError, Stopped
-from paceline.launch.bytecode import use_bytecode
 from paceline.launch.gc_pause import pause_gc
 from paceline.launch.needs_run import end_other_loops
 from paceline.launch.rank_awareness import RankAwareness
@@ -91,7 +90,6 @@ def run_target(argv: Sequence[str]) -> None:
     sys.argv = [what, *arguments]
     frozen = gc.get_freeze_count()
     variables = {}  # until the reducers and files among them are held
-    use_bytecode(os.environ)
     if (
         handover.SEED in os.environ
     ):  # here no line of the script has seeded it yet; its own seed comes later

@@ -22,7 +22,6 @@ from paceline.events import (
     ScriptChanged,
     StepDone,
 )
-from paceline.launch.bytecode import keep_bytecode
 from paceline.launch.gc_pause import resume_gc
 from paceline.scale.batch import StepPlan
 from paceline.train.callbacks import Callbacks
@@ -134,7 +133,6 @@ class RunLoop:
             facts, sources = self._script_facts(), self.state.script.sources
             save_facts(Path(self._config.record.to), facts, sources)
         resume_gc()
-        keep_bytecode(self._world)
         if self.is_over:
             return iter(())
         return iter(self.observers.reading(self.batches.steps(self.done)))
