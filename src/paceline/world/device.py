@@ -17,8 +17,7 @@ from torch.utils import deterministic
 from paceline.config import RunConfig
 from paceline.errors import EnvironmentUnfit
 from paceline.world.collectives import all_gather_texts
-from paceline.world.compile_cache import INDUCTOR, keep_compiled_code
-from paceline.world.compiler_keys import begin_triton_key, reuse_torch_key
+from paceline.world.compile_cache import keep_compiled_code
 from paceline.world.machine import cpu_features
 from paceline.world.signed_store import Board
 from paceline.world.world import World
@@ -91,10 +90,6 @@ def _prepare_compilation(world: World, config: RunConfig) -> None:
     problem = keep_compiled_code(os.environ, compile_facts(world.device, config))
     if problem and config.compile and world.local_rank == 0:
         print(problem, file=sys.stderr, flush=True)
-    if config.compile:
-        if world.device != "cpu":
-            begin_triton_key()
-        reuse_torch_key(Path(os.environ[INDUCTOR]))
     if not (config.compile and config.exact) or world.device == "cpu":
         return
     from torch._inductor import config as inductor
