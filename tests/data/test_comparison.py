@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from dataclasses import dataclass, replace
+from subprocess import PIPE
 
 import numpy
 import pytest
@@ -57,13 +58,10 @@ def test_samples_of_any_kind_have_a_summary(sample):
     assert json.loads(json.dumps(found)) == list(found)
 
 
-def test_images_have_a_summary():
+def test_images_have_a_summary_and_what_has_no_digest_is_left_out():
     pil = pytest.importorskip("PIL.Image")
     black, white = pil.new("RGB", (4, 4)), pil.new("RGB", (4, 4), "white")
     assert summary_of(black) != summary_of(white)
-
-
-def test_what_has_no_digest_is_left_out():
     assert summary_of(object()) is None
     assert summary_of({1, 2}) is None
     assert summary_of([1, object()]) == summary_of([1, lambda: None])
@@ -97,18 +95,13 @@ def test_two_datasets_are_compared(other, kind):
 
 def test_the_sampler_and_the_collate_function_are_compared():
     def loader(samples):
-        return DataLoader(
-            TensorDataset(NOISE),
-            batch_size=2,
-            sampler=torch.utils.data.SubsetRandomSampler(samples),
-        )
+        sampler = torch.utils.data.SubsetRandomSampler(samples)
+        return DataLoader(TensorDataset(NOISE), batch_size=2, sampler=sampler)
 
     assert difference(facts(loader([0, 1, 2])), facts(loader([3, 4, 5]))) == "order"
-    words = ["ab", "cd"] * 4
-    numbers = [{"ab": 1, "cd": 0}, {"ab": 0, "cd": 1}]
     first, other = (
-        facts(words, lambda texts, ids=ids: torch.tensor([ids[text] for text in texts]))
-        for ids in numbers
+        facts(["ab", "cd"] * 4, lambda texts, ids=ids: torch.tensor([ids[text] for text in texts]))
+        for ids in ({"ab": 1, "cd": 0}, {"ab": 0, "cd": 1})
     )
     assert difference(first, other) == "samples"
 
@@ -145,11 +138,8 @@ def test_what_is_read_for_the_comparison_changes_nothing():
         assert float(dataset.generator.random()) == numpy.random.default_rng(0).random()
     assert torch.equal(torch.get_rng_state(), drawn)
     assert facts(Augmented()) == facts(Augmented(), words=["read.workers=1"])
-    assert difference(moving, replaced(moving)) == ""
-
-
-def replaced(found):
-    return found._replace(samples=[summary_of(1)] * len(found.samples))
+    others = moving._replace(samples=[summary_of(1)] * len(moving.samples))
+    assert difference(moving, others) == ""
 
 
 def test_samples_that_cannot_be_read_or_stacked_are_left_to_the_training():
@@ -174,9 +164,7 @@ def training(run, data, **more):
 def test_a_dataset_that_differs_by_rank_is_refused(world, config):
     own = TensorDataset(NOISE + world.rank), TensorDataset(NOISE[world.rank :])
     with RunIn(world, config) as run:
-        for data, words in zip(
-            own, ("other samples than rank 0", "7 samples, rank 0 has 8"), strict=True
-        ):
+        for data, words in zip(own, ("other samples", "7 samples.* 8"), strict=True):
             for call in (
                 lambda data=data: training(run, data),
                 lambda data=data: run.evaluate(data, lambda batch: {"x": batch[0].mean(1)}),
@@ -188,9 +176,8 @@ def test_a_dataset_that_differs_by_rank_is_refused(world, config):
         # Known to one rank only, and a dataset that has grown.
         known, fresh = TensorDataset(NOISE), TensorDataset(NOISE.clone())
         mean = run.evaluate(known, lambda batch: {"x": batch[0].mean(1)})
-        assert mean == run.evaluate(
-            (known, fresh)[world.rank], lambda batch: {"x": batch[0].mean(1)}
-        )
+        either = (known, fresh)[world.rank]
+        assert mean == run.evaluate(either, lambda batch: {"x": batch[0].mean(1)})
         samples = list(range(8))
         run.evaluate(samples, lambda batch: {"x": batch.float()})
         samples += list(range(8 - world.rank))
@@ -216,9 +203,7 @@ def test_a_run_does_not_resume_on_another_dataset(tmp_path):
 
     start(base, TensorDataset(NOISE))
     start(base, TensorDataset(NOISE))
-    with pytest.raises(
-        ConfigError, match="another dataset.*other samples than the checkpoint"
-    ) as error:
+    with pytest.raises(ConfigError, match="another dataset.*the checkpoint") as error:
         start(base, TensorDataset(NOISE.flip(0)))
     assert "resume=changed" in error.value.fix
     start(replace(base, resume="changed"), TensorDataset(NOISE.flip(0)))
@@ -244,21 +229,17 @@ main(paceline.config_from_argv())
 """
 
 
+@pytest.mark.heavy
 def test_ranks_with_other_hash_seeds_and_no_seed_of_their_own(tmp_path):
     """Two processes that share nothing, as torchrun starts them."""
     (tmp_path / "train.py").write_text(SCRIPT)
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "train.py"],
-            cwd=tmp_path,
-            env=os.environ | meeting | {"RANK": str(rank), "PYTHONHASHSEED": str(1 + rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
+    ranks = []
+    for rank in range(2):
+        own = {"RANK": str(rank), "PYTHONHASHSEED": str(1 + rank)}
+        words = [sys.executable, "train.py"]
+        given = {"cwd": tmp_path, "env": os.environ | meeting | own, "text": True}
+        ranks.append(subprocess.Popen(words, stdout=PIPE, stderr=PIPE, **given))
     outputs = [rank.communicate(timeout=120) for rank in ranks]
     assert all(rank.returncode for rank in ranks)
     assert "held out" in outputs[0][0]

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from conftest import SHARED_DATA
 from paceline.data import download as get
 from paceline.data.download import PUBLIC_DATASETS, File, PublicDataset
 from paceline.errors import ConfigError, DataError, EnvironmentUnfit
@@ -106,19 +105,11 @@ def test_files_are_fetched_whole_and_for_their_owner_alone(good, tmp_path) -> No
 
 
 BAD = {
-    "other bytes": (
-        {name: content[::-1] for name, content in CONTENT.items()},
-        0,
-        "with another checksum",
-    ),
-    "a page that says no": (
-        dict.fromkeys(CONTENT, b"<html>log in first</html>"),
-        0,
-        "25 bytes with another checksum",
-    ),
-    "a torn file": (CONTENT, 100, "with another checksum"),
-    "an endless file": (dict.fromkeys(CONTENT, bytes(5_000_000)), 0, "with another checksum"),
-    "no file": ({}, 0, "404 Not Found"),
+    "other bytes": ({name: content[::-1] for name, content in CONTENT.items()}, 0, "checksum"),
+    "a page that says no": (dict.fromkeys(CONTENT, b"<html>log in first</html>"), 0, "25 bytes"),
+    "a torn file": (CONTENT, 100, "checksum"),
+    "an endless file": (dict.fromkeys(CONTENT, bytes(5_000_000)), 0, "checksum"),
+    "no file": ({}, 0, "404"),
 }
 
 
@@ -129,9 +120,8 @@ def test_a_bad_mirror_is_passed_over_and_leaves_nothing(files, cut, why, good, t
             get.fetch("small", tmp_path / "nowhere", [bad.address])
         assert bad.host in caught.value.problem
         assert not (tmp_path / "nowhere").exists()
-        check_whole(
-            tmp_path / "got", get.fetch("small", tmp_path / "got", [bad.address, good.address])
-        )
+        paths = get.fetch("small", tmp_path / "got", [bad.address, good.address])
+        check_whole(tmp_path / "got", paths)
 
 
 def test_a_dead_mirror_is_asked_once(dead, good, tmp_path, monkeypatch) -> None:
@@ -184,18 +174,9 @@ def test_without_a_network_it_is_told_which_files_go_where(dead, tmp_path) -> No
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "tinyshakespeare"])
-def test_every_set_has_mirrors_on_more_than_one_host_and_a_sum_for_every_file(
-    name, tmp_path, dead
-) -> None:
+def test_every_set_has_mirrors_on_more_than_one_host_and_a_sum_for_every_file(name) -> None:
     assert len({address.split("/")[2] for address in PUBLIC_DATASETS[name].mirrors}) >= 2
-    with pytest.raises(DataError) as caught:
-        get.fetch(name, tmp_path, [dead])
-    for file in PUBLIC_DATASETS[name].files:
-        assert len(file.sha256) == 64
-        assert (
-            f"{tmp_path / file.name}  {file.size_bytes:,} bytes, SHA-256 {file.sha256}"
-            in caught.value.fix
-        )
+    assert {len(file.sha256) for file in PUBLIC_DATASETS[name].files} == {64}
 
 
 def test_a_good_file_is_kept_and_a_bad_one_is_fetched_again(good, tmp_path) -> None:
@@ -204,10 +185,9 @@ def test_a_good_file_is_kept_and_a_bad_one_is_fetched_again(good, tmp_path) -> N
     shown = io.StringIO()
     check_whole(tmp_path, get.fetch("small", tmp_path, [good.address], progress=shown))
     assert good.asked == ["/files/two.txt"]
-    assert (
-        f"{tmp_path / 'two.txt'} has another checksum and is downloaded again" in shown.getvalue()
-    )
-    assert f"downloaded two.txt (153,600 bytes) from {good.host}" in shown.getvalue()
+    assert str(tmp_path / "two.txt") in shown.getvalue()
+    for content in (b"", b"\x1f\x8b", CONTENT["one.gz"][:-9], b"\x1f\x8b" + bytes(90)):
+        assert not get.is_good(content, PUBLIC_DATASETS["small"].files[0])
 
 
 @pytest.mark.parametrize(
@@ -222,27 +202,6 @@ def test_the_same_content_packed_another_way_or_not_at_all_is_as_good(
     assert good.asked == ["/files/two.txt"]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"\x1f\x8b", gzip.compress(b"one" * 5000, mtime=0)[:-9], b"\x1f\x8b" + bytes(90)],
-)
-def test_what_is_no_archive_is_not_good(content) -> None:
-    assert not get.is_good(content, PUBLIC_DATASETS["small"].files[0])
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_a_terminal_sees_a_bar_that_fills_and_goes(good, tmp_path) -> None:
-    shown = Terminal()
-    get.fetch("small", tmp_path, [good.address], progress=shown)
-    lines = shown.getvalue().split("\r\x1b[K")
-    assert "━" * 24 + " two.txt  0.2 of 0.2 MB" in lines
-    assert lines[-1].startswith("downloaded two.txt")
-
-
 def test_an_unknown_set_and_a_folder_that_cannot_be_are_told(good, tmp_path) -> None:
     with pytest.raises(ConfigError, match="did you mean mnist"):
         get.fetch("mnst", tmp_path)
@@ -251,37 +210,21 @@ def test_an_unknown_set_and_a_folder_that_cannot_be_are_told(good, tmp_path) -> 
         get.fetch("small", tmp_path / "file", [good.address])
 
 
-@pytest.mark.parametrize("as_json", [False, True])
 @pytest.mark.parametrize(("to", "home"), [("there", "there"), ("", "data/small")])
-def test_the_verb_says_where_the_files_are(
-    to, home, as_json, good, tmp_path, monkeypatch, capsys
-) -> None:
-    monkeypatch.setitem(
-        PUBLIC_DATASETS, "small", PUBLIC_DATASETS["small"]._replace(mirrors=(good.address,))
-    )
+def test_the_verb_says_where_the_files_are(to, home, good, tmp_path, monkeypatch, capsys) -> None:
+    here = PUBLIC_DATASETS["small"]._replace(mirrors=(good.address,))
+    monkeypatch.setitem(PUBLIC_DATASETS, "small", here)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PACELINE_DATA", raising=False)
-    assert get.main(get.GetArguments(name="small", to=to, json=as_json)) == 0
-    said = capsys.readouterr()
     paths = [f"{home}/{name}" for name in CONTENT]
-    if as_json:
-        assert json.loads(said.out) == {"set": "small", "folder": home, "files": paths}
-        assert said.err == ""
-    else:
-        assert said.out.split() == paths
-        assert said.err.count("downloaded") == 2
+    assert get.main(get.GetArguments(name="small", to=to)) == 0
+    assert capsys.readouterr().out.split() == paths
+    assert get.main(get.GetArguments(name="small", to=to, json=True)) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out) == {"set": "small", "folder": home, "files": paths}
+    assert said.err == ""
 
 
 def test_the_real_mnist_is_known_by_its_content(mnist_folder) -> None:
     paths = get.fetch("mnist", mnist_folder, [])
     assert [path.name for path in paths] == [file.name for file in PUBLIC_DATASETS["mnist"].files]
-
-
-def test_the_real_text_is_fetched_from_a_mirror_that_has_it(tmp_path) -> None:
-    text = SHARED_DATA / "tinyshakespeare.txt"
-    if not text.is_file():
-        pytest.skip("needs tinyshakespeare.txt")
-    with Mirror({"input.txt": text.read_bytes()}) as mirror:
-        (path,) = get.fetch("tinyshakespeare", tmp_path, [f"http://{mirror.host}/data/input.txt"])
-    assert path == tmp_path / "tinyshakespeare.txt"
-    assert path.read_bytes() == text.read_bytes()

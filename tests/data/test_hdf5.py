@@ -7,9 +7,9 @@ import multiprocessing
 import os
 import random
 import sys
-import threading
 import tracemalloc
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import h5py
 import numpy
@@ -25,7 +25,7 @@ from paceline.data.order import Order
 from paceline.data.pack import PackRequest, pack
 from paceline.data.reading.batches import Batches
 from paceline.data.reading.open_dataset import open_dataset
-from paceline.data.reading.source import TensorSource, as_source
+from paceline.data.reading.source import as_source
 from paceline.errors import ConfigError, DataError, EnvironmentUnfit, PacelineError
 from paceline.scale.batch import BatchPlan
 from paceline.world.world import World
@@ -57,13 +57,17 @@ def requests(size, block, window, rank=0, world=1, start=0, together=3, key=KEY)
     plan = BatchPlan(size, global_size=24, lanes=6, rank=rank, size=world)
     order = Order(size, block, window)
     for first in range(start, plan.steps_per_epoch, together):
-        steps = [
-            plan.step(step) for step in range(first, min(first + together, plan.steps_per_epoch))
-        ]
+        steps = map(plan.step, range(first, min(first + together, plan.steps_per_epoch)))
         spans = [lane.places for step in steps for lane in step.lanes]
         yield order.at(
             numpy.concatenate([numpy.arange(span.start, span.stop) for span in spans]), *key
         )
+
+
+def check(found, samples):
+    """See that columns are the images and the labels of some samples."""
+    for column, wanted in zip(found, (IMAGES, LABELS), strict=True):
+        assert numpy.array_equal(column.numpy(), wanted[samples])
 
 
 class Tracked(io.RawIOBase):
@@ -125,44 +129,30 @@ class Reads:
 
 
 @pytest.mark.parametrize(
-    "how", [{}, {"compression": "gzip", "shuffle": True}], ids=["plain", "gzip"]
+    ("how", "window", "world"),
+    [
+        ({}, 1, 3),
+        ({"compression": "gzip", "shuffle": True}, 3, 2),
+        ({"compression": "gzip", "shuffle": True}, 1000, 1),
+    ],
 )
-@pytest.mark.parametrize("window", [1, 3, 1000])
-@pytest.mark.parametrize("world", [1, 2, 3])
 def test_every_chunk_is_read_once_and_every_sample_is_right(
     tmp_path, monkeypatch, how, window, world
 ):
     labels = LABELS, {"chunks": (8,), **how}
     path = write(tmp_path / "a.h5", images=(IMAGES, {"chunks": (16, 3, 4), **how}), labels=labels)
-    reads, memory = (
-        Reads(path, monkeypatch),
-        TensorSource(torch.from_numpy(IMAGES), torch.from_numpy(LABELS)),
-    )
+    reads = Reads(path, monkeypatch)
     for rank in range(world):
         source = H5Source(path, ["images", "labels"], block_bytes=1)
         source.window = window
         assert source.block == 16
-        reads.taken()
-        for samples in requests(SIZE, source.block, window, rank, world):
-            found, expected = source.gather(samples, KEY), memory.gather(samples, KEY)
-            assert all(
-                torch.equal(mine, other) for mine, other in zip(found, expected, strict=True)
-            )
-        counts = reads.taken()
-        assert set(counts.values()) == {1}
-        assert len(counts) == len(reads.chunks) or window < 1000, (
-            "a window of all needs every chunk"
-        )
-
-
-def test_no_chunk_is_read_twice_in_any_epoch(small, monkeypatch):
-    reads, source = Reads(small, monkeypatch), H5Source(small, block_bytes=1)
-    source.window = 3
-    for epoch in range(3):
-        reads.taken()
-        for samples in requests(SIZE, 16, 3, key=(7, epoch)):
-            source.gather(samples, (7, epoch))
-        assert set(reads.taken().values()) == {1}
+        for epoch in range(1 if window == 1000 else 3):
+            reads.taken()
+            for samples in requests(SIZE, 16, window, rank, world, key=(7, epoch)):
+                check(source.gather(samples, (7, epoch)), samples)
+            counts = reads.taken()
+            assert set(counts.values()) == {1}
+            assert len(counts) == len(reads.chunks) or window < 1000
 
 
 def test_a_run_that_goes_on_reads_the_present_window_alone(small, monkeypatch):
@@ -170,27 +160,21 @@ def test_a_run_that_goes_on_reads_the_present_window_alone(small, monkeypatch):
     source.window = 3
     reads.taken()
     samples = next(requests(SIZE, 16, 3, start=9, together=1))
-    assert torch.equal(source.gather(samples, KEY)[0], torch.from_numpy(IMAGES[samples]))
+    check(source.gather(samples, KEY), samples)
     images = [chunk for chunk in reads.taken() if chunk[0] == "images"]
     assert 0 < len(images) <= 2 * 3
 
 
-def test_a_piece_may_be_larger_than_the_windows(small, monkeypatch):
+def test_samples_may_be_asked_for_in_any_order_and_all_at_once(small, monkeypatch):
     reads, source = Reads(small, monkeypatch), H5Source(small, block_bytes=1)
-    source.window = 1
+    source.window, chance = 1, numpy.random.default_rng(1)
     reads.taken()
     everything = Order(SIZE, 16, 1).at(numpy.arange(SIZE), *KEY)
-    assert torch.equal(source.gather(everything, KEY)[0], torch.from_numpy(IMAGES[everything]))
+    check(source.gather(everything, KEY), everything)
     assert Counter(reads.taken().values()) == {1: len(reads.chunks)}
-
-
-@pytest.mark.parametrize("window", [1, 2, 5])
-def test_samples_may_be_asked_for_in_any_order(small, window):
-    source, chance = H5Source(small, block_bytes=1), numpy.random.default_rng(window)
-    source.window = window
     for _ in range(200):
         samples = chance.integers(0, SIZE, chance.integers(1, 9))
-        assert source.gather(samples, KEY)[0][:, 0, 0].tolist() == (samples * 12).tolist()
+        check(source.gather(samples, KEY), samples)
 
 
 def test_memory_holds_two_windows_and_no_more(tmp_path):
@@ -245,37 +229,46 @@ def test_columns_whose_chunks_do_not_fit_are_kept_or_read_twice_at_most(
         labels=(numpy.arange(4000), {"chunks": (401,)}),
     )
     source = H5Source(path, block_bytes=1)
-    reads = Reads(path, monkeypatch)
-    source.window = 2
-    for samples in requests(4000, source.block, 2, together=20):
-        found = source.gather(samples, KEY)
-        assert torch.equal(found[0][:, 1], torch.from_numpy(images[samples, 1]))
-        assert torch.equal(found[1], torch.from_numpy(samples))
-    assert source.block == 50
-    assert set(reads.taken().values()) == {1}
+    with monkeypatch.context() as patched:
+        reads = Reads(path, patched)
+        source.window = 2
+        for samples in requests(4000, source.block, 2, together=20):
+            found = source.gather(samples, KEY)
+            assert torch.equal(found[0][:, 1], torch.from_numpy(images[samples, 1]))
+            assert torch.equal(found[1], torch.from_numpy(samples))
+        assert source.block == 50
+        assert set(reads.taken().values()) == {1}
     assert capsys.readouterr().err == ""
-
-
-def test_chunks_that_lie_in_two_blocks_are_told_of(tmp_path, capsys):
-    path = tmp_path / "a.h5"
-    with h5py.File(path, "w") as file:
+    with h5py.File(tmp_path / "b.h5", "w") as file:
         file.create_dataset("images", (4000, 6000), "uint8", chunks=(50, 6000))
         file.create_dataset("others", (4000, 6000), "uint8", chunks=(401, 6000))
-    assert H5Source(path).block == 401
-    assert (
-        "images: chunks that span two blocks of 401 samples are read twice"
-        in capsys.readouterr().err
-    )
+    assert H5Source(tmp_path / "b.h5").block == 401
+    assert "images" in capsys.readouterr().err  # its chunks lie in two blocks, and are read twice
 
 
-@pytest.mark.parametrize("names", [("images", "labels"), ("labels", "images"), ("images",)])
-def test_columns_come_as_they_are_asked_for(small, names):
+def test_columns_come_as_they_are_asked_for(small):
     samples = numpy.array([330, 0, 17, 17])
-    expected = {"images": IMAGES, "labels": LABELS}
-    found = H5Source(small, names).gather(samples, KEY)
-    assert [column.tolist() for column in found] == [
-        expected[name][samples].tolist() for name in names
-    ]
+    expected = {"images": IMAGES[samples].tolist(), "labels": LABELS[samples].tolist()}
+    for names in (("images", "labels"), ("labels", "images"), ("images",)):
+        found = H5Source(small, names).gather(samples, KEY)
+        assert [column.tolist() for column in found] == [expected[name] for name in names]
+
+
+def test_numbers_of_every_type_and_shape_come_as_they_are(tmp_path):
+    chance, columns = numpy.random.default_rng(1), {}
+    types = "bool uint8 int8 >u2 <i2 >i4 uint32 >u8 int64 float16 >f4 float64 complex64"
+    for dtype in types.split():
+        for shape in ((), (3,), (2, 0), (0, 2)):
+            values = chance.integers(0, 2, (50, *shape)).astype(dtype)
+            stored = {"chunks": (7, *shape)} if values.size else {}
+            columns[f"{dtype} {shape}"] = values, stored
+    source = H5Source(write(tmp_path / "a.h5", **columns), list(columns), block_bytes=1)
+    source.window = 1
+    for samples in (numpy.array([49, 3]), numpy.arange(50)):
+        found = source.gather(samples, KEY)
+        for column, (values, _) in zip(found, columns.values(), strict=True):
+            assert column.dtype == getattr(torch, values.dtype.name)
+            assert numpy.array_equal(column.numpy(), values[samples])
 
 
 def test_without_names_all_come_as_they_would_be_packed(tmp_path):
@@ -317,46 +310,6 @@ def test_groups_of_samples_are_packed_one_by_one(tmp_path):
         pack(PackRequest((str(path),), flatten=True), tmp_path / "q")
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    [
-        "bool",
-        "uint8",
-        "int8",
-        ">u2",
-        "<i2",
-        ">i4",
-        "uint32",
-        ">u8",
-        "int64",
-        "float16",
-        ">f4",
-        "float64",
-        "complex64",
-    ],
-)
-@pytest.mark.parametrize("shape", [(), (3,), (2, 0), (0, 2)])
-def test_numbers_of_every_type_come_as_they_are(tmp_path, dtype, shape):
-    values = numpy.random.default_rng(1).integers(0, 2, (50, *shape)).astype(dtype)
-    path = write(tmp_path / "a.h5", x=(values, {"chunks": (7, *shape)} if values.size else {}))
-    found = H5Source(path, block_bytes=1).gather(numpy.array([49, 3]), KEY)[0]
-    assert found.dtype == getattr(torch, values.dtype.name)
-    assert numpy.array_equal(found.numpy(), values[[49, 3]])
-
-
-def test_a_column_of_nothing_is_no_trouble(tmp_path):
-    path = write(
-        tmp_path / "a.h5",
-        none=numpy.zeros((50, 2, 0), "f4"),
-        x=(numpy.arange(50), {"chunks": (7,)}),
-    )
-    source = H5Source(path, block_bytes=1)
-    source.window = 1
-    none, x = source.gather(numpy.arange(50), KEY)
-    assert none.shape == (50, 2, 0)
-    assert x.tolist() == list(range(50))
-
-
 def test_rows_that_lie_one_after_the_other_are_read_in_blocks(tmp_path):
     values = numpy.random.default_rng(1).random((1000, 600))
     source = H5Source(write(tmp_path / "a.h5", x=values))
@@ -384,38 +337,24 @@ def test_every_process_opens_the_file_for_itself(small):
     source.window = 2
     pieces = list(requests(SIZE, 16, 2, together=1))
     source.gather(pieces[0], KEY)
-    receive, send = multiprocessing.Pipe(duplex=False)
+    assert copy.copy(source)._readers == {}
 
     def child():
-        own = [
-            torch.equal(source.gather(piece, KEY)[0], torch.from_numpy(IMAGES[piece]))
-            for piece in pieces
-        ]
-        send.send((all(own), len(source._readers)))
+        for piece in pieces:
+            check(source.gather(piece, KEY), piece)
+        assert len(source._readers) == 2
 
     process = multiprocessing.get_context("fork").Process(target=child)
     process.start()
     for piece in pieces:
-        assert torch.equal(source.gather(piece, KEY)[0], torch.from_numpy(IMAGES[piece]))
-    assert receive.recv() == (True, 2)
+        check(source.gather(piece, KEY), piece)
     process.join()
     assert process.exitcode == 0
-    receive.close()
-    send.close()
-
-
-def test_a_copy_for_another_process_takes_no_open_file_along(small):
-    source = H5Source(small)
-    source.gather(numpy.array([1]), KEY)
-    other = copy.copy(source)
-    assert other._readers == {}
-    assert other.gather(numpy.array([9]), KEY)[1].tolist() == [9]
 
 
 @pytest.mark.parametrize(("world", "start"), [(1, 0), (2, 5)])
 def test_a_training_reads_ahead_from_the_file_what_it_would_read_from_memory(small, world, start):
     settings = RunConfig(epochs=2, batch=BatchConfig(24, lanes=6), read=ReadConfig(window=3))
-    memory = TensorSource(torch.from_numpy(IMAGES), torch.from_numpy(LABELS))
     for rank in range(world):
         source = open_dataset(str(small), settings)
         batches = Batches(source, settings, World(rank=rank, size=world))
@@ -423,12 +362,8 @@ def test_a_training_reads_ahead_from_the_file_what_it_would_read_from_memory(sma
         count = start
         for step in batches.steps(start):
             for lane, planned in zip(step.lanes, step.plan.lanes, strict=True):
-                samples = order.at(numpy.array(planned.places), settings.seed, step.plan.epoch)
-                expected = memory.gather(samples, KEY)
-                assert all(
-                    torch.equal(mine, other)
-                    for mine, other in zip(lane.batch, expected, strict=True)
-                )
+                places = numpy.array(planned.places, dtype=numpy.int64)
+                check(lane.batch, order.at(places, settings.seed, step.plan.epoch))
             count += 1
         assert count == batches.total_steps == 28
 
@@ -436,23 +371,11 @@ def test_a_training_reads_ahead_from_the_file_what_it_would_read_from_memory(sma
 def test_threads_may_read_at_the_same_time(small):
     source = H5Source(small, block_bytes=1)
     source.window = 2
-    pieces, found = list(requests(SIZE, 16, 2, together=1)), {}
-
-    def read(mine):
-        for number in mine:
-            found[number] = source.gather(pieces[number], KEY)[0]
-
-    threads = [
-        threading.Thread(target=read, args=(range(first, len(pieces), 3),)) for first in range(3)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(
-        torch.equal(found[number], torch.from_numpy(IMAGES[piece]))
-        for number, piece in enumerate(pieces)
-    )
+    pieces = list(requests(SIZE, 16, 2, together=1))
+    with ThreadPoolExecutor(3) as threads:
+        found = threads.map(lambda piece: source.gather(piece, KEY), pieces)
+        for piece, columns in zip(pieces, found, strict=True):
+            check(columns, piece)
 
 
 def test_chunks_with_a_part_of_each_sample_are_read_once_and_told_of(tmp_path, monkeypatch, capsys):
@@ -464,21 +387,17 @@ def test_chunks_with_a_part_of_each_sample_are_read_once_and_told_of(tmp_path, m
     )
     source = H5Source(path, block_bytes=1)
     H5Source(path, block_bytes=1)
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "images: one sample lies in 8 chunks of 24.5 kB" in said
-    assert "every chunk is decoded 250 times" in said
-    assert "chunks=(1337, 28, 28)" in said
-    assert f"paceline data pack {path} --to FOLDER" in said
+    (said,) = capsys.readouterr().err.splitlines()
+    for words in ("images", "8 chunks", "250 times", "chunks=(1337, 28, 28)", f"pack {path}"):
+        assert words in said
     reads = Reads(path, monkeypatch)
     for samples in requests(2000, source.block, 16, together=20):
         assert torch.equal(source.gather(samples, KEY)[0], torch.from_numpy(images[samples]))
     assert Counter(reads.taken().values()) == {1: 8 * 8 + 8}
     hdf5_source._say_once.cache_clear()
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("MASTER_ADDR", "localhost")
-    monkeypatch.setenv("MASTER_PORT", "1")
+    environment = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
     H5Source(path)
     assert capsys.readouterr().err == "", "one rank says it for all"
 
@@ -488,55 +407,17 @@ def test_what_cannot_be_read_in_bounded_memory_is_refused(tmp_path):
     with h5py.File(path, "w") as file:
         file.create_dataset("images", (1_281_167, 224, 224, 3), "uint8", chunks=True)
         file.create_dataset("one", (2, 1 << 30), "uint8")
-    with pytest.raises(
-        DataError, match="bounded memory: a block of 20,019 samples(.|\n)*chunks="
-    ) as caught:
+        file.create_dataset("long", (1 << 40, 1 << 10), "uint8", chunks=(1 << 10, 1 << 10))
+    with pytest.raises(DataError, match=r"(?s)images.*20,019 samples.*chunks="):
         H5Source(path, ["images"])
-    assert "images" in caught.value.problem
-    with pytest.raises(DataError, match=r"a block of 1 samples takes 1\.1 GB"):
+    with pytest.raises(DataError, match=r"1 samples .* 1\.1 GB"):
         H5Source(path, ["one"])
-    assert "it refuses the file" in str(inspect(path)[0])
-
-
-def test_a_window_that_no_machine_holds_is_refused(tmp_path):
-    path = tmp_path / "a.h5"
-    with h5py.File(path, "w") as file:
-        file.create_dataset("x", (1 << 40, 1 << 10), "uint8", chunks=(1 << 10, 1 << 10))
-    source = H5Source(path)
+    assert len(inspect(path)) == 3
+    source = H5Source(path, ["long"])
     assert source.gather(numpy.array([(1 << 40) - 1]), KEY)[0].shape == (1, 1 << 10)
     source.window = 1 << 28
-    with pytest.raises(ConfigError, match=r"(?s)GB; this machine has.*read\.window=\d+"):
+    with pytest.raises(ConfigError, match=r"(?s)GB.*read\.window=\d+"):
         source.gather(numpy.array([0]), KEY)
-
-
-def test_a_layout_is_told_with_its_cost_and_the_fix(tmp_path):
-    path = tmp_path / "a.h5"
-    with h5py.File(path, "w") as file:
-        file.create_dataset(
-            "auto", (60000, 28, 28), "uint8", chunks=(3750, 4, 4), compression="gzip"
-        )
-        file.create_dataset("big", data=numpy.zeros((9, 1 << 20), "uint8"), chunks=(9, 1 << 20))
-        file.create_dataset("good", data=numpy.zeros((5000, 100)), chunks=(500, 100))
-        file.create_dataset("plain", data=numpy.zeros(9))
-        file.create_dataset("small", data=numpy.zeros(900), chunks=(64,))
-        file.create_dataset("words", data=["a", "bc"])
-    found = {finding.name: finding for finding in inspect(path)}
-    texts = {name: str(finding) for name, finding in found.items()}
-    assert texts["auto"].startswith(
-        "auto: 60,000 samples of uint8 (28, 28), chunks (3750, 4, 4) of 60.0 kB, one sample in 49 of them, deflate\n"
-        "  cost: one sample lies in 49 chunks of 60.0 kB: read sample by sample, every chunk is decoded 3,750 times"
-    )
-    assert "create_dataset('auto', ..., chunks=(1337, 28, 28))" in texts["auto"]
-    assert "784 of its chunks were never written" in texts["auto"]
-    assert "a chunk of 9.4 MB does not fit into HDF5's cache" in texts["big"]
-    assert [problem.here for problem in found["big"].problems] == [False]
-    assert (
-        texts["good"]
-        == "good: 5,000 samples of float64 (100,), chunks (500, 100) of 400.0 kB, not compressed"
-    )
-    assert texts["plain"] == "plain: 9 samples of float64 (), not chunked, not compressed"
-    assert "chunks of 512 B take longer to find than to read: 2,048 per MB" in texts["small"]
-    assert "words: cannot be read as samples\n  cost: words of" in texts["words"]
 
 
 def link_out(file):
@@ -573,29 +454,17 @@ def unknown_filter(file):
         (lambda file: file.create_dataset("xs", (4,), "f4"), "no dataset x", "did you mean xs"),
         (lambda file: file.create_group("x"), "x of .* is not a dataset", ""),
         (lambda file: file.create_dataset("x", data=3), "single value", "columns="),
-        (
-            lambda file: file.create_dataset("x", data=h5py.Empty("f")),
-            "single value",
-            "columns=",
-        ),
+        (lambda file: file.create_dataset("x", data=h5py.Empty("f")), "single value", "columns="),
         (lambda file: file.create_dataset("x", data=["a", "bc"]), "text", "paceline data pack"),
-        (
-            lambda file: file.create_dataset("x", (3,), h5py.vlen_dtype("i4")),
-            "varying length",
-            "paceline data pack",
-        ),
-        (lambda file: file.create_dataset("x", (3,), "S5"), "type |S5", "numbers of a fixed width"),
+        (lambda file: file.create_dataset("x", (3,), h5py.vlen_dtype("i4")), "length", "data pack"),
+        (lambda file: file.create_dataset("x", (3,), "S5"), "S5", "numbers of a fixed width"),
         (lambda file: file.create_dataset("x", (3,), [("a", "i4")]), "not a number", "columns="),
-        (
-            lambda file: file.create_dataset("x", (3,), h5py.ref_dtype),
-            "cannot be stacked",
-            "columns=",
-        ),
+        (lambda file: file.create_dataset("x", (3,), h5py.ref_dtype), "x", "columns="),
         (link_out, "leads out of the file", "into one file"),
-        (link_in_circles, "leads out of the file, or to no dataset", "into one file"),
-        (virtual, "made of other files", "into one file"),
-        (stored_elsewhere, "made of other files", "into one file"),
-        (unknown_filter, "filter 32845.*is not installed", "hdf5plugin"),
+        (link_in_circles, "leads out of the file", "into one file"),
+        (virtual, "other files", "into one file"),
+        (stored_elsewhere, "other files", "into one file"),
+        (unknown_filter, "filter 32845", "hdf5plugin"),
     ],
 )
 def test_what_is_not_samples_is_refused_with_the_reason(tmp_path, make, problem, fix):
@@ -607,7 +476,7 @@ def test_what_is_not_samples_is_refused_with_the_reason(tmp_path, make, problem,
     assert str(tmp_path / "a.h5") in caught.value.problem
     assert fix in caught.value.fix
     inspect(tmp_path / "a.h5")
-    with pytest.raises(DataError, match="must have the same number of samples|" + problem):
+    with pytest.raises(DataError, match="number of samples|" + problem):
         H5Source(tmp_path / "a.h5", ["xs", "x"] if "xs" in fix else ())
 
 
@@ -629,20 +498,13 @@ def test_datasets_of_different_lengths_are_no_set(tmp_path):
 
 
 def test_what_is_not_a_whole_file_is_refused(small, tmp_path):
-    content = small.read_bytes()
     (tmp_path / "text.h5").write_text("no HDF5, though it says so")
-    (tmp_path / "cut.h5").write_bytes(content[:-1000])
+    (tmp_path / "cut.h5").write_bytes(small.read_bytes()[:-1000])
     (tmp_path / "empty.h5").touch()
     os.mkfifo(tmp_path / "pipe")
-    cases = {
-        "none.h5": "there is no file",
-        ".": "no file",
-        "pipe": "no file",
-        "cut.h5": "it is truncated",
-    }
-    for name, problem in (
-        cases | dict.fromkeys(["text.h5", "empty.h5"], "is not an HDF5 file")
-    ).items():
+    cases = {"none.h5": "no file", ".": "no file", "pipe": "no file", "cut.h5": "truncated"}
+    cases |= dict.fromkeys(["text.h5", "empty.h5"], "HDF5")
+    for name, problem in cases.items():
         for look in (H5Source, inspect):
             with pytest.raises(DataError, match=problem):
                 look(tmp_path / name)
@@ -656,23 +518,21 @@ def test_a_damaged_chunk_is_found_when_it_is_read_and_others_are_still_good(smal
     small.write_bytes(content)
     source = H5Source(small, block_bytes=1)
     for _ in range(2):
-        with pytest.raises(DataError, match=r"labels of .*a\.h5, rows 16 to 31, cannot be read"):
+        with pytest.raises(DataError, match=r"labels of .*a\.h5, rows 16 to 31"):
             source.gather(numpy.array([17]), KEY)
-        assert source.gather(numpy.array([1, 40]), KEY)[1].tolist() == [1, 0]
+        good = numpy.array([1, 40])
+        check(source.gather(good, KEY), good)
 
 
 def test_a_file_that_has_changed_is_not_read_on(small):
-    source = H5Source(small)
-    write(small, images=IMAGES[:-1], labels=LABELS[:-1])
-    with pytest.raises(DataError, match="has changed"):
-        source.gather(numpy.array([1]), KEY)
-
-
-def test_a_file_that_is_being_written_is_waited_for_by_people(small):
     with small.open("rb") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(DataError, match="is being written"):
             H5Source(small)
+    source = H5Source(small)
+    write(small, images=IMAGES[:-1], labels=LABELS[:-1])
+    with pytest.raises(DataError, match="has changed"):
+        source.gather(numpy.array([1]), KEY)
 
 
 def test_a_file_system_without_locks_will_do(small, monkeypatch):
@@ -680,13 +540,11 @@ def test_a_file_system_without_locks_will_do(small, monkeypatch):
 
     def without_locks(path, mode, *, locking=None, **settings):
         if locking is None:
-            raise OSError(
-                "Unable to open file (unable to lock file, errno = 37, error message = 'No locks available')"
-            )
+            raise OSError("Unable to open file (unable to lock file, errno = 37)")
         return real(path, mode, locking=locking, **settings)
 
     monkeypatch.setattr(h5py, "File", without_locks)
-    assert H5Source(small).gather(numpy.array([13]), KEY)[1].tolist() == [3]
+    check(H5Source(small).gather(numpy.array([13]), KEY), [13])
 
 
 def test_without_h5py_it_says_how_to_get_it(small, monkeypatch):

@@ -1,7 +1,7 @@
 """Nested batches: whatever collate returns reaches the training with its types, lane by lane."""
 
 from collections import OrderedDict, UserDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import pytest
@@ -13,16 +13,13 @@ import paceline
 from paceline.config import BatchConfig, ReadConfig, RunConfig
 from paceline.data.reading.batches import Batches
 from paceline.data.reading.nest import describe, is_pinned, leaves_of, map_leaves, to_device
-from paceline.data.reading.source import as_source
 from paceline.data.reading.transform import Transformed
 from paceline.errors import ConfigError
 from paceline.world.world import World
-from support.datasets import make_dataset, open_folder
+from support.datasets import check_worlds, lanes_of, lanes_together, make_dataset, open_folder
 
 CONFIG = RunConfig(batch=BatchConfig(global_size=8, lanes=4), epochs=2, seed=5)
-WITH_WORKERS = RunConfig(
-    batch=BatchConfig(global_size=8, lanes=4), epochs=2, seed=5, read=ReadConfig(workers=2)
-)
+WITH_WORKERS = replace(CONFIG, read=ReadConfig(workers=2))
 
 
 class Point(NamedTuple):
@@ -113,33 +110,11 @@ def pad(samples):
     return {"inputs": Point(ids, "ids"), "mask": mask, "names": names, "noise": noise}
 
 
-def lanes_of(data, config=CONFIG, world=None, start=0, collate=None):
-    """Return {(step, lane): its batch as comparable values}."""
-    found = {}
-    for step in Batches(data, config, world or World(), collate=collate).steps(start):
-        for lane in step.lanes:
-            values = map_leaves(
-                lambda leaf: leaf.tolist() if isinstance(leaf, torch.Tensor) else leaf, lane.batch
-            )
-            found[step.plan.index, lane.number] = values
-    return found
-
-
-@pytest.mark.parametrize("config", [CONFIG, WITH_WORKERS], ids=["inline", "workers"])
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_a_lane_is_padded_alike_in_every_world(size, config):
-    alone = lanes_of(Sentences(), collate=pad)
-    together = {}
-    for rank in range(size):
-        together |= lanes_of(Sentences(), config, World(rank=rank, size=size), collate=pad)
-    assert together == alone
+def test_a_lane_is_padded_alike_in_every_world_and_from_any_step():
+    alone = check_worlds(Sentences, CONFIG, start=6, collate=pad)
+    assert lanes_together(Sentences, WITH_WORKERS, 2, collate=pad) == alone
     assert len({len(batch["inputs"].x[0]) for batch in alone.values()}) > 1
     assert len({str(batch["mask"]) for batch in alone.values()}) > len(alone) // 2
-
-
-def test_a_collated_run_can_be_entered_at_any_step():
-    wanted = {key: batch for key, batch in lanes_of(Sentences(), collate=pad).items() if key[0] > 6}
-    assert lanes_of(Sentences(), start=7, collate=pad) == wanted
 
 
 class Cached(Sentences):
@@ -155,8 +130,7 @@ class Cached(Sentences):
 
 
 def test_what_collate_draws_does_not_depend_on_what_was_read_before():
-    second_epoch = {key: one for key, one in lanes_of(Cached(), collate=pad).items() if key[0] > 4}
-    assert lanes_of(Cached(), start=5, collate=pad) == second_epoch
+    check_worlds(Cached, CONFIG, sizes=(), start=5, collate=pad)
 
 
 def test_mappings_are_stacked_by_default():
@@ -179,35 +153,29 @@ def test_samples_that_are_tensors_become_a_tensor():
     assert lane.batch.shape == (2, 3)
 
 
-@pytest.mark.parametrize("kind", ["tensors", "TensorDataset", "shards"])
-def test_collate_makes_batches_of_tensors_and_shards_too(kind, tmp_path):
+def test_collate_makes_batches_of_tensors_and_shards_too(tmp_path):
     shards = open_folder(make_dataset(tmp_path, 37, 5))
     columns = shards.gather(torch.arange(37).numpy(), (0, 0))
     columns = tuple(column.clone() for column in columns)
-    data = {"tensors": columns, "TensorDataset": TensorDataset(*columns), "shards": shards}[kind]
-    collated = lanes_of(data, collate=lambda samples: {"label": [int(s[1]) for s in samples]})
-    plain = lanes_of(columns)
-    assert {key: batch["label"] for key, batch in collated.items()} == {
-        key: batch[1] for key, batch in plain.items()
-    }
+    plain = {key: batch[1] for key, batch in lanes_of(columns, CONFIG).items()}
+    for data in (columns, TensorDataset(*columns), shards):
+        assert lanes_of(data, CONFIG, collate=lambda samples: [int(s[1]) for s in samples]) == plain
 
 
 def fails(samples):
     raise ValueError("no such column")
 
 
-@pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(
-    ("collate", "problem", "fix"),
+    ("collate", "workers", "problem", "fix"),
     [
-        (None, r"default_collate .*\{ids: Tensor\[\d\].* and \{ids: Tensor\[\d\]", "pass collate="),
-        (fails, r"fails cannot make .*no such column \(test_nests.py, line", "correct fails"),
+        (None, 0, r"ids: Tensor\[\d\].*ids: Tensor\[\d\]", "pass collate="),
+        (None, 1, r"ids: Tensor\[\d\].*ids: Tensor\[\d\]", "pass collate="),
+        (fails, 0, "fails.*no such column.*test_nests.py", "correct fails"),
     ],
 )
-def test_samples_that_cannot_be_stacked_are_named(collate, problem, fix, workers):
-    config = RunConfig(
-        batch=BatchConfig(global_size=8, lanes=2), read=ReadConfig(workers=workers), epochs=1
-    )
+def test_samples_that_cannot_be_stacked_are_named(collate, workers, problem, fix):
+    config = replace(CONFIG, read=ReadConfig(workers=workers))
     with pytest.raises(ConfigError, match=problem) as caught:
         lanes_of(Sentences(), config, collate=collate)
     assert fix in caught.value.fix
@@ -220,17 +188,14 @@ def test_collate_is_refused_where_there_are_no_single_samples(tmp_path):
         Batches(data, CONFIG, World(), collate=list)
 
 
-def test_a_transform_may_work_on_a_nest():
-    def shift(batch, rng):
-        return {"image": batch["image"] + rng.uniform(2), "label": batch["label"]}
+def test_a_transform_of_whole_batches_may_work_on_a_nest():
+    def noisy(batch, rng):
+        return batch | {"x": batch["x"] + rng.uniform(2)}
 
-    data = [{"image": torch.full((2,), float(number)), "label": number} for number in range(20)]
-    alone = lanes_of(Transformed(as_source(data), shift))
-    together = {}
-    for rank in range(3):
-        world = World(rank=rank, size=3)
-        together |= lanes_of(Transformed(as_source(data), shift), world=world)
-    assert together == alone
+    rows = [{"x": torch.full((2,), float(number)), "label": number} for number in range(20)]
+    for data in (rows, {"x": torch.zeros(20, 2)}):
+        lanes = check_worlds(lambda data=data: paceline.transformed(data, noisy), CONFIG)
+        assert len({str(batch["x"]) for batch in lanes.values()}) == len(lanes)
 
 
 class Reshuffled(Dataset):
@@ -248,8 +213,9 @@ class Reshuffled(Dataset):
         return torch.tensor(sample), torch.tensor(self.epoch)
 
 
-@pytest.mark.parametrize("config", [CONFIG, WITH_WORKERS], ids=["inline", "workers"])
-@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize(
+    ("config", "wrapped"), [(CONFIG, False), (CONFIG, True), (WITH_WORKERS, True)]
+)
 def test_a_dataset_is_told_the_epoch_of_its_samples(config, wrapped):
     data = torch.utils.data.Subset(Reshuffled(), range(12)) if wrapped else Reshuffled()
     for step in Batches(data, config, World()).steps():
@@ -266,32 +232,3 @@ def test_a_dict_of_datasets_gives_dicts_of_their_samples() -> None:
     data = {"x": torch.arange(12.0).view(6, 2), "y": [{"label": number} for number in range(6)]}
     lane = next(Batches(data, CONFIG, World()).steps()).lanes[0]
     assert lane.batch["x"][:, 0].tolist() == [2.0 * n for n in lane.batch["y"]["label"].tolist()]
-
-
-@pytest.mark.parametrize(
-    ("data", "problem"),
-    [
-        ({"x": torch.ones(3), "y": torch.ones(4)}, r"different lengths: \{'x': 3, 'y': 4\}"),
-        ({"x": torch.ones(3), "y": 5}, "'y' of this dict is int"),
-    ],
-)
-def test_a_dict_that_is_no_dataset_is_refused(data, problem: str) -> None:
-    with pytest.raises(ConfigError, match=problem):
-        Batches(data, CONFIG, World())
-
-
-def test_a_transform_of_whole_batches_is_the_same_in_every_world() -> None:
-    def noisy(batch: dict, rng) -> dict:
-        return batch | {"x": batch["x"] + rng.uniform(2)}
-
-    found = {}
-    for size in (1, 2):
-        lanes = {}
-        for rank in range(size):
-            data = paceline.transformed({"x": torch.zeros(6, 2)}, noisy)
-            for step in Batches(data, CONFIG, World(rank=rank, size=size)).steps():
-                for lane in step.lanes:
-                    lanes[step.plan.index, lane.number] = lane.batch["x"].tolist()
-        found[size] = lanes
-    assert found[1] == found[2]
-    assert len({str(rows) for rows in found[1].values()}) > 2

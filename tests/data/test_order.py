@@ -11,18 +11,12 @@ from hypothesis import strategies as st
 from paceline.data.order import Order, places_of, samples_at
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 8, 63, 64, 65, 1000, 4097])
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 63, 64, 65, 4097])
 def test_every_place_has_its_own_sample(size):
     order = samples_at(numpy.arange(size), size, seed=9, epoch=2)
     assert sorted(order.tolist()) == list(range(size))
-
-
-def test_any_part_of_the_order_is_found_without_the_rest():
-    whole = samples_at(numpy.arange(1000), 1000, seed=1, epoch=0)
-    assert (
-        samples_at(numpy.arange(700, 710), 1000, seed=1, epoch=0).tolist()
-        == whole[700:710].tolist()
-    )
+    part = numpy.arange(size // 2, size)  # is found without the rest
+    assert (samples_at(part, size, seed=9, epoch=2) == order[size // 2 :]).all()
 
 
 def test_a_set_of_a_trillion_samples_needs_no_memory():
@@ -44,7 +38,7 @@ def test_epochs_and_seeds_differ():
 
 
 def test_every_sample_comes_at_every_place_about_equally_often():
-    size, epochs = 10, 4000
+    size, epochs = 10, 1500
     counts = numpy.zeros((size, size))
     for epoch in range(epochs):
         counts[numpy.arange(size), samples_at(numpy.arange(size), size, 0, epoch)] += 1
@@ -55,25 +49,17 @@ def test_every_sample_comes_at_every_place_about_equally_often():
 
 def test_neighbours_are_as_good_as_random():
     pairs = Counter()
-    for epoch in range(3000):
+    for epoch in range(1200):
         order = samples_at(numpy.arange(6), 6, 0, epoch)
         pairs.update(zip(order[:-1].tolist(), order[1:].tolist(), strict=True))
     counts = numpy.array(list(pairs.values()))
     assert len(counts) == 30
-    assert ((counts - 500) ** 2 / 500).sum() < 29 + 5 * (2 * 29) ** 0.5
+    assert ((counts - 200) ** 2 / 200).sum() < 29 + 5 * (2 * 29) ** 0.5
 
 
 def test_the_order_is_the_one_of_the_first_release():
-    assert samples_at(numpy.arange(8), 1000, seed=42, epoch=1).tolist() == [
-        921,
-        960,
-        327,
-        861,
-        86,
-        378,
-        38,
-        313,
-    ]
+    first = samples_at(numpy.arange(8), 1000, seed=42, epoch=1).tolist()
+    assert first == [921, 960, 327, 861, 86, 378, 38, 313]
 
 
 @given(st.integers(1, 2**40), st.integers(0, 2**64), st.integers(0, 9), st.data())

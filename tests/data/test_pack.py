@@ -29,9 +29,13 @@ from paceline.data.shards.store import LocalShardStore
 from paceline.errors import ConfigError, DataError, EnvironmentUnfit, PacelineError
 from support import packable
 from support.packable import IMAGES, KINDS, LABELS, alike, content, read_back
-from support.program import started, wait_for
+from support.program import paceline, started, wait_for
 
 SMALL = 90  # bytes of a shard: several of them, whatever is packed
+
+
+def heavy(*values: object) -> list[object]:
+    return [pytest.param(value, marks=pytest.mark.heavy) for value in values]
 
 
 def smaller(request: PackRequest, shard_bytes: int = SMALL) -> PackRequest:
@@ -45,9 +49,7 @@ def source(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_what_is_packed_is_read_back_with_plain_safetensors(
-    kind, source: Path, tmp_path: Path
-) -> None:
+def test_what_is_packed_is_read_back_with_plain_safetensors(kind, source, tmp_path):
     example = kind(source)
     out = tmp_path / "out"
     index = pack(smaller(example.request), out, workers=1)
@@ -61,10 +63,10 @@ def test_what_is_packed_is_read_back_with_plain_safetensors(
     assert (stat.S_IMODE(out.stat().st_mode), modes) == (0o700, {0o600})
 
 
-@pytest.mark.parametrize("name", ["npz", "hdf5", "images", "characters", "tokens", "parquet"])
-def test_the_number_of_workers_changes_no_byte(
-    name: str, source: Path, tmp_path: Path, monkeypatch
-) -> None:
+@pytest.mark.parametrize(
+    "name", ["tokens", *heavy("npz", "hdf5", "images", "characters", "parquet")]
+)
+def test_the_number_of_workers_changes_no_byte(name, source, tmp_path, monkeypatch):
     monkeypatch.setattr(text_tasks, "_PART_BYTES", 40)  # so that texts are shared, too
     request = smaller(getattr(packable, name)(source).request)
     pack(request, tmp_path / "alone", workers=1)
@@ -73,6 +75,7 @@ def test_the_number_of_workers_changes_no_byte(
     assert check_dataset(tmp_path / "shared").ok
 
 
+@pytest.mark.heavy
 def test_workers_import_no_torch() -> None:
     script = "import sys, paceline.data.pack.worker, paceline.data.shards.show; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
@@ -93,7 +96,7 @@ class Killed(BaseException):
     """The process would end here."""
 
 
-@pytest.mark.parametrize("name", ["npy", "idx", "tokens", "csv"])
+@pytest.mark.parametrize("name", ["tokens", *heavy("npy", "idx", "csv")])
 @pytest.mark.parametrize("leftover", [False, True], ids=["before it is named", "after it is named"])
 def test_a_pack_that_is_interrupted_at_any_file_goes_on_to_the_same_bytes(
     name: str, leftover: bool, source: Path, tmp_path: Path, monkeypatch
@@ -143,7 +146,7 @@ plan.Journal.note = note
 """
 
 
-@pytest.mark.parametrize("finished", [1, 40])
+@pytest.mark.parametrize("finished", [40, *heavy(1)])
 def test_a_pack_that_is_killed_goes_on_to_the_same_bytes(finished: int, tmp_path: Path) -> None:
     numpy.save(
         tmp_path / "x.npy", numpy.random.default_rng(3).integers(0, 255, (150, 100), dtype="uint8")
@@ -163,20 +166,10 @@ def test_a_pack_that_is_killed_goes_on_to_the_same_bytes(finished: int, tmp_path
     assert "repeat the command" in error.value.fix
     for path in (tmp_path / "out").glob("*.safetensors"):
         os.utime(path, (1, 1))
-    done = subprocess.run(
-        [sys.executable, "-m", "paceline", *words, "out"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done
-    assert (
-        len([path for path in (tmp_path / "out").iterdir() if path.stat().st_mtime == 1])
-        >= finished
-    )
-    about = [open_index(tmp_path / name).about for name in ("whole", "out")]
-    assert about[0] == about[1]
+    done = paceline(*words, "out", folder=tmp_path)
+    assert done.code == 0, done
+    kept = [path for path in (tmp_path / "out").iterdir() if path.stat().st_mtime == 1]
+    assert len(kept) >= finished
     assert content(tmp_path / "out") == content(tmp_path / "whole")
 
 
@@ -231,9 +224,7 @@ def test_another_plan_in_the_folder_is_refused(source: Path, tmp_path: Path, mon
     assert content(out) == content(tmp_path / "whole")
 
 
-def test_a_pack_that_failed_before_its_first_shard_is_in_nobodys_way(
-    source: Path, tmp_path: Path
-) -> None:
+def test_a_pack_that_failed_before_its_first_shard_is_in_nobodys_way(source, tmp_path):
     (source / "x.csv").write_text("a\n1\nx\n")
     request = PackRequest((str(source / "x.csv"),))
     with pytest.raises(DataError, match="is numeric, but row .* has 'x'"):
@@ -243,44 +234,35 @@ def test_a_pack_that_failed_before_its_first_shard_is_in_nobodys_way(
     alike(read_back(tmp_path / "out"), {"a": numpy.array([1, 2])})
 
 
-def test_a_whole_set_is_written_over_with_force_only(source: Path, tmp_path: Path) -> None:
+def test_a_whole_set_is_written_over_with_force_only(source, tmp_path, monkeypatch):
     request, out = smaller(packable.npz(source).request, 28), tmp_path / "out"
+    with monkeypatch.context() as patch:  # killed when only tidying was left
+        patch.setattr(plan.Journal, "end", lambda self: None)
+        pack(request, out, workers=1)
+    assert [name.split()[0] for name in check_dataset(out).strays] == [PLAN, SPOOL]
     pack(request, out, workers=1)
+    assert check_dataset(out).strays == []
     (out / "README").write_text("mine\n")
     with pytest.raises(ConfigError, match="already contains a dataset") as error:
         pack(smaller(request, 57), out, workers=1)
     assert "--force" in error.value.fix
     index = pack(smaller(request, 57), out, workers=1, force=True)
     assert len(list(out.glob("*.safetensors"))) == len(index.shards) == 10
-    assert (out / "README").read_text() == "mine\n"
     assert check_dataset(out).strays == ["README"]
 
 
-def test_a_pack_that_was_killed_when_only_tidying_was_left_is_tidied(
-    source: Path, tmp_path: Path, monkeypatch
-) -> None:
-    request, out = smaller(packable.npz(source).request), tmp_path / "out"
-    with monkeypatch.context() as patch:
-        patch.setattr(plan.Journal, "end", lambda self: None)
-        pack(request, out, workers=1)
-    assert [name.split()[0] for name in check_dataset(out).strays] == [PLAN, SPOOL]
-    pack(request, out, workers=1)
-    assert check_dataset(out).strays == []
-
-
-def test_shards_of_unknown_origin_are_not_written_over(source: Path, tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "00000.safetensors").write_bytes(b"weights")
-    with pytest.raises(ConfigError, match="contains 00000.safetensors, which would be overwritten"):
-        pack(packable.npz(source).request, tmp_path / "out")
-
-
-def test_two_packs_do_not_write_into_one_folder(source: Path, tmp_path: Path) -> None:
-    with (
-        plan.locked_folder(tmp_path / "out"),
-        pytest.raises(ConfigError, match="another process is packing into"),
-    ):
-        pack(packable.npz(source).request, tmp_path / "out")
+def test_a_folder_that_cannot_be_written_is_refused(source: Path, tmp_path: Path) -> None:
+    request, out = packable.npz(source).request, tmp_path / "out"
+    with plan.locked_folder(out), pytest.raises(ConfigError, match="another process"):
+        pack(request, out)
+    (out / "00000.safetensors").write_bytes(b"weights")  # of unknown origin
+    with pytest.raises(ConfigError, match=r"00000\.safetensors"):
+        pack(request, out)
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(EnvironmentUnfit, match="file"):
+        pack(request, tmp_path / "file")
+    with pytest.raises(ConfigError, match="inside the input"):
+        pack(packable.images(source).request, source / "out")
 
 
 def test_an_input_that_changes_meanwhile_is_noticed(source: Path, tmp_path: Path) -> None:
@@ -293,19 +275,6 @@ def test_an_input_that_changes_meanwhile_is_noticed(source: Path, tmp_path: Path
             progress=lambda *_: os.utime(source / "x.npz", (1, 1)),
         )
     assert not (tmp_path / "out" / "index.json").exists()
-
-
-def test_the_set_cannot_lie_inside_its_input(source: Path) -> None:
-    with pytest.raises(ConfigError, match="is inside the input"):
-        pack(packable.images(source).request, source / "out")
-
-
-def test_a_folder_that_cannot_be_written_is_named(source: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(
-        EnvironmentUnfit, match="cannot read or write .*file.*: a file is in the way"
-    ):
-        pack(packable.npz(source).request, tmp_path / "file")
 
 
 def test_a_worker_that_dies_is_told_of(source: Path, tmp_path: Path, monkeypatch) -> None:
@@ -338,10 +307,14 @@ def deep_image(folder: Path) -> None:
     Image.fromarray(numpy.zeros((4, 4), dtype="uint16")).save(folder / "a" / "deep.png")
 
 
+def outside_hdf5(folder: Path) -> None:
+    with h5py.File(folder / "x.h5", "w") as file:
+        file.create_dataset("x", (4,), dtype="u1", external=[("/etc/hostname", 0, 4)])
+
+
 def uneven_hdf5(folder: Path) -> None:
     with h5py.File(folder / "x.h5", "w") as file:
         file["a"], file["b"] = LABELS, LABELS[:3]
-        file["c"] = numpy.zeros(20, dtype="complex128")
 
 
 def tables(**columns):
@@ -371,7 +344,6 @@ def odd_idx(folder: Path) -> None:
 NOTHING = write()
 BAD = [
     # what there is, what is asked for, the error, what it says, and its fix
-    (NOTHING, ["nowhere.npy"], {}, DataError, "there is no .*nowhere.npy", "check the path"),
     (save_array(x=LABELS), ["y.npy"], {}, DataError, "there is no .*y.npy", r"did you mean .*x\.npy\?"),
     (write(x_pkl="?"), ["x.pkl"], {}, ConfigError, "cannot pack .*x.pkl", "arrays: x.npy.*HDF5.*CSV.*Parquet.*text.*MNIST.*images"),
     (NOTHING, ["."], {}, ConfigError, "the folder is empty", "use one of these inputs"),
@@ -385,16 +357,13 @@ BAD = [
     (save_array(x=LABELS), ["x.npy"], {"columns": ("x", "x")}, ConfigError, "names a column twice", "once"),
     (save_array(x=LABELS), ["x.npy"], {"grey": True}, ConfigError, "--grey does not apply to arrays", "remove it; arrays accepts --columns"),
     (save_array(x=LABELS), ["x.npy", "x=x.npy"], {}, ConfigError, "two columns are named x", "NAME=FILE.npy"),
-    (save_array(x=LABELS), ["a/b=x.npy"], {}, DataError, "invalid column name 'a/b'", "pack"),
     (write(x_npy="no array"), ["x.npy"], {}, DataError, "cannot read .*x.npy as arrays", "numpy.save"),
-    (write(x_npz="no archive"), ["x.npz"], {}, DataError, "cannot read .*x.npz as arrays: File is not a zip file", "savez"),
     (broken_npz, ["x.npz"], {}, DataError, "cannot read .*x.npz as arrays", "savez"),
     (truncated, ["x.npy"], {}, DataError, "x.npy is truncated: x needs 400 bytes, 172 are left", "again"),
     (odd_idx, ["."], {"part": "test"}, DataError, "one file of labels for --part test, found none", "t10k-labels-idx1-ubyte.gz"),
     (odd_idx, ["."], {}, DataError, "one file of images for --part train, found none", "another --part"),
-    (odd_idx, ["."], {"part": "tset"}, ConfigError, "--part tset is not a choice", "did you mean test?"),
     (uneven_hdf5, ["x.h5"], {"columns": ("a", "b")}, DataError, "x.h5: columns of different lengths: a 20, b 3", "--columns"),
-    (uneven_hdf5, ["x.h5"], {"columns": ("c",)}, DataError, "x.h5: c has type complex128", "convert it to one of"),
+    (outside_hdf5, ["x.h5"], {}, DataError, "x.h5", "copy the data into one file"),
     (write(x_h5="no file"), ["x.h5"], {}, DataError, "cannot read .*x.h5 as HDF5", "again"),
     (write(a__x_png="no image"), ["."], {"size": (4, 4)}, DataError, "a/x.png cannot be read as an image", "remove that file"),
     (write(a__x_png="no image"), ["."], {"grey": True}, ConfigError, "--grey needs decoded images", "--size 28x28"),
@@ -402,25 +371,18 @@ BAD = [
     (deep_image, ["."], {"size": (4, 4)}, DataError, "deep.png has more than 8 bits per pixel", "without --size"),
     (write(x_txt=""), ["x.txt"], {}, DataError, "x.txt contains no text", "not empty"),
     (write(x_txt="abc"), ["x.txt"], {"length": 3}, DataError, "x.txt has 3 bytes, one row needs 4", "--length 2 or less"),
-    (write(x_txt="abc"), ["x.txt"], {"length": -3}, ConfigError, "--length must be at least 0, got -3", "1 or more"),
-    (write(x_txt="abc"), ["x.txt"], {"text": "token"}, ConfigError, "--as token is not a choice", "did you mean tokens?"),
     (write(x_txt="abc"), ["x.txt"], {"text": "tokens"}, ConfigError, "--as tokens needs a tokenizer", "--train-tokenizer VOCAB"),
     (write(x_txt="abc"), ["x.txt"], {"text": "bytes", "train_tokenizer": 300}, ConfigError, "a tokenizer does not apply to --as bytes", "remove the tokenizer"),
     (write(x_txt="abc"), ["x.txt"], {"tokenizer": "x.txt", "train_tokenizer": 300}, ConfigError, "two tokenizers", "one of them"),
     (write(x_txt="abc"), ["x.txt"], {"train_tokenizer": 100}, ConfigError, "--train-tokenizer must be at least 257 .*, got 100", "257 or more"),
-    (write(x_txt="abc"), ["x.txt"], {"tokenizer": "nowhere"}, DataError, "cannot read nowhere", "check the path"),
     (write(x_txt="abc"), ["x.txt"], {"tokenizer": "x.txt"}, DataError, "cannot read .*x.txt as a tokenizer", "tokenizer.json"),
     (write(x_txt=b"abc\n\xff"), ["x.txt"], {"text": "characters"}, DataError, "x.txt is not UTF-8 text: byte 4 is 0xff", "--as bytes"),
     (write(x_csv="a,b\n1,2\n3\n"), ["x.csv"], {}, DataError, "cannot read .*x.csv as CSV: .*Expected 2 columns, got 1", "correct that line"),
     (write(x_csv="a,b\n1,2\n3,x\n"), ["x.csv"], {}, DataError, "x.csv: b is numeric, but row 2 has 'x'", "correct that cell"),
     (write(x_csv="a,b\n1,2\n,3\n"), ["x.csv"], {}, DataError, "x.csv: a is numeric, but row 2 has an empty cell", "--columns"),
     (write(x_csv="1,2\n3,4\n"), ["x.csv"], {}, DataError, "the first line of .*x.csv contains numbers, not column names", "first line with the names"),
-    (write(x_csv="a,a\n3,4\n"), ["x.csv"], {}, DataError, "x.csv has two columns named a", "unique name"),
-    (write(x_csv="a,b\n"), ["x.csv"], {}, DataError, "x.csv contains no samples", "not empty"),
-    (write(x_csv=""), ["x.csv"], {}, DataError, "cannot read .*x.csv as CSV", "another file"),
     (write(a_csv="a,b\n1,2\n", b_csv="a,c\n1,2\n"), ["."], {}, DataError, "b.csv has columns a, c, the first file a, b", "separately"),
     (tables(a=[1, None, 3]), ["x.parquet"], {}, DataError, "x.parquet: a has an empty cell in or after row 2", "fill or remove"),
-    (tables(a=[[1], [None]]), ["x.parquet"], {}, DataError, "x.parquet: a has an empty cell", "fill or remove"),
     (tables(a=[pyarrow.scalar(0, pyarrow.timestamp("ms"))]), ["x.parquet"], {}, DataError, r"x.parquet: a has type timestamp\[ms\]", "--columns"),
     (write(x_parquet="no table"), ["x.parquet"], {}, DataError, "cannot read .*x.parquet as Parquet", "again"),
     (write(x_csv="a\n1\n", y_txt="text"), ["x.csv", "y.txt"], {}, ConfigError, "inputs are of several kinds: CSV, text", "separately"),
@@ -450,13 +412,7 @@ def test_what_is_wrong_is_said_by_workers_as_well(source: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("kind", "package", "name"),
-    [
-        ("images", "PIL", "pillow"),
-        ("hdf5", "h5py", "h5py"),
-        ("tokens", "tokenizers", "tokenizers"),
-        ("csv", "pyarrow", "pyarrow"),
-    ],
+    ("kind", "package", "name"), [("images", "PIL", "pillow"), ("csv", "pyarrow", "pyarrow")]
 )
 def test_a_package_that_is_missing_is_named_as_it_is_installed(
     kind: str, package: str, name: str, source: Path, tmp_path: Path, monkeypatch
@@ -467,14 +423,12 @@ def test_a_package_that_is_missing_is_named_as_it_is_installed(
         raise ModuleNotFoundError(f"No module named {name!r}")
 
     monkeypatch.setattr(extras.importlib, "import_module", find_nothing)
-    with pytest.raises(EnvironmentUnfit, match=f"needs the package {package}") as error:
+    with pytest.raises(EnvironmentUnfit, match=package) as error:
         pack(request, tmp_path / "out", workers=1)
     assert error.value.fix == f"pip install {name}"
 
 
-def test_a_tokenizer_is_trained_on_the_spot_and_kept_in_the_set(
-    source: Path, tmp_path: Path
-) -> None:
+def test_a_tokenizer_is_trained_on_the_spot_and_kept_in_the_set(source, tmp_path):
     from tokenizers import Tokenizer
 
     index = pack(packable.texts(source, train_tokenizer=280, length=4), tmp_path / "out", workers=1)
@@ -510,9 +464,7 @@ def test_neighbouring_rows_share_one_element_and_nothing_but_a_tail_is_lost(
     shutil.rmtree(folder)
 
 
-def test_a_long_text_is_cut_where_its_tokens_are_the_same(
-    source: Path, tmp_path: Path, monkeypatch
-) -> None:
+def test_a_long_text_is_cut_where_its_tokens_are_the_same(source, tmp_path, monkeypatch):
     _, path = packable.tokenizer_file(source)
     text = "".join(f"Line {n}\n{'  indented' * (n % 3)}\n\n" for n in range(60))
     (source / "x.txt").write_text(text)
@@ -524,25 +476,19 @@ def test_a_long_text_is_cut_where_its_tokens_are_the_same(
     assert content(tmp_path / "cut") == content(tmp_path / "whole")
 
 
-def test_samples_of_a_program_are_packed(tmp_path: Path) -> None:
-    samples = [
-        {
-            "pixels": IMAGES[n],
-            "name": f"n{'é' * n}",
-            "steps": list(range(n)),
-            "raw": b"\0" * (n % 3),
-            "label": n % 3,
-        }
-        for n in range(20)
-    ]
-    index = pack_samples(iter(samples), tmp_path / "out", shard_bytes=300, about={"by": "a test"})
+def test_samples_of_a_program_are_packed(tmp_path):
     wanted = {
         "pixels": IMAGES,
-        "name": packable.encoded([sample["name"] for sample in samples]),
+        "name": packable.encoded([f"n{'é' * n}" for n in range(20)]),
         "steps": [numpy.arange(n) for n in range(20)],
         "raw": [numpy.zeros(n % 3, dtype="uint8") for n in range(20)],
         "label": LABELS,
     }
+    samples = [{name: values[n] for name, values in wanted.items()} for n in range(20)]
+    for n, sample in enumerate(samples):
+        sample |= {"name": f"n{'é' * n}", "raw": b"\0" * (n % 3), "steps": list(range(n))}
+        sample |= {"label": int(sample["label"])}
+    index = pack_samples(iter(samples), tmp_path / "out", shard_bytes=300, about={"by": "a test"})
     alike(read_back(tmp_path / "out"), wanted)
     assert index == open_index(tmp_path / "out")
     assert (check_dataset(tmp_path / "out").ok, index.about) == (True, {"by": "a test"})
@@ -570,42 +516,19 @@ def test_samples_of_a_program_that_was_interrupted_are_packed_anew(tmp_path: Pat
 @pytest.mark.parametrize(
     ("samples", "problem", "fix"),
     [
-        ([], "there are no samples", "at least one"),
-        (
-            [{"x": 1}] * 70 + [{"x": 0.5}],
-            r"sample 70: column x is float64 \(\) instead of int64",
-            "type and shape of the first",
-        ),
-        (
-            [{"x": [1, 2]}] * 70 + [{"x": [1]}],
-            r"sample 70: column x is int64 \(1,\) instead of int64, of shape \(2,\)",
-            "varying=\\['x'\\]",
-        ),
-        (
-            [{"x": [[1]]}, {"x": [[1, 2]]}],
-            r"sample 1: column x is int64 \(1, 2\)",
-            "type and shape of the first",
-        ),
-        (
-            [{"x": 1, "y": 2}, {"x": 1}],
-            "sample 1 has no column y|sample 0 has no column y",
-            "same columns",
-        ),
-        (
-            [{"x": 1}, {"x": 1, "y": 2}],
-            "sample 1 has columns x, y, the first x",
-            "same columns",
-        ),
+        ([], "no samples", "at least one"),
+        ([{"x": 1}] * 70 + [{"x": 0.5}], r"sample 70.*x is float64 \(\).*int64", "the first"),
+        ([{"x": [1, 2]}] * 70 + [{"x": [1]}], r"sample 70.*\(1,\).*\(2,\)", r"varying=\['x'\]"),
+        ([{"x": [[1]]}, {"x": [[1, 2]]}], r"sample 1.*\(1, 2\)", "the first"),
+        ([{"x": 1, "y": 2}, {"x": 1}], "no column y", "same columns"),
+        ([{"x": 1}, {"x": 1, "y": 2}], "sample 1 has columns x, y", "same columns"),
         ([{"x": None}], "x contains Python objects", "array of numbers"),
-        ([{"__x": 1}], "invalid column name '__x'", "pack"),
+        ([{"__x": 1}], "'__x'", "pack"),
     ],
 )
-def test_samples_that_are_not_alike_are_refused(
-    samples, problem: str, fix: str, tmp_path: Path
-) -> None:
-    with pytest.raises(PacelineError) as error:
+def test_samples_that_are_not_alike_are_refused(samples, problem, fix, tmp_path):
+    with pytest.raises(PacelineError, match=problem) as error:
         pack_samples(samples, tmp_path / "out", shard_bytes=100)
-    assert re.search(problem, error.value.problem), error.value
     assert re.search(fix, error.value.fix)
     assert not (tmp_path / "out" / "index.json").exists()
 
@@ -623,12 +546,3 @@ def test_lengths_may_vary_where_that_is_said(tmp_path: Path) -> None:
     samples = [{"x": [1, 2]}] * 70 + [{"x": [1]}]
     pack_samples(samples, tmp_path / "out", varying=["x"])
     alike(read_back(tmp_path / "out"), {"x": [numpy.array(sample["x"]) for sample in samples]})
-
-
-def test_datasets_whose_data_lie_in_other_files_are_not_followed(tmp_path):
-    import h5py
-
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file.create_dataset("x", (4,), dtype="u1", external=[("/etc/hostname", 0, 4)])
-    with pytest.raises(DataError, match="copy the data into one file"):
-        pack(PackRequest((str(tmp_path / "a.h5"),), 1000), tmp_path / "set")

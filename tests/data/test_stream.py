@@ -1,6 +1,7 @@
 """Streams, one per lane: the same samples in every world, and from any step on."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from paceline.data.reading.batches import Batches
 from paceline.data.reading.stream import Stream
 from paceline.errors import ConfigError
 from paceline.world.world import World
+from support.datasets import check_worlds, lanes_of, lanes_together
 
 CONFIG = RunConfig(batch=BatchConfig(global_size=9, lanes=4), steps=6, seed=5)
 
@@ -23,24 +25,28 @@ def noisy(shard, shards):
         yield torch.tensor([shard, number, first, random.randrange(1000)]), torch.rand(1)
 
 
-def lanes_of(stream, config=CONFIG, world=None, start=0, collate=None):
-    found = {}
-    for step in Batches(stream, config, world or World(), collate=collate).steps(start):
-        for lane in step.lanes:
-            found[step.plan.index, lane.number] = [part.tolist() for part in lane.batch]
-    return found
+def pad(samples):
+    return [torch.stack([rows for rows, _ in samples]), torch.rand(len(samples))]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_a_stream_gives_the_same_lanes_in_every_world(size):
-    together = {}
-    for rank in range(size):
-        together |= lanes_of(Stream(noisy), world=World(rank=rank, size=size))
-    assert together == lanes_of(Stream(noisy))
+def shuffled(shard, shards):
+    return [(torch.tensor([shard, place]), torch.zeros(1)) for place in torch.randperm(20).tolist()]
+
+
+@pytest.mark.parametrize(("factory", "collate"), [(noisy, None), (noisy, pad), (shuffled, None)])
+def test_a_stream_gives_the_same_lanes_in_every_world_from_any_step(factory, collate):
+    lanes = check_worlds(lambda: Stream(factory), CONFIG, collate=collate)
+    assert [len(lanes[0, lane][1]) for lane in range(4)] == [3, 2, 2, 2]
+    assert len({str(lanes[0, lane][0][0]) for lane in range(4)}) > 1
+
+
+def test_workers_do_not_change_a_stream():
+    with_workers = replace(CONFIG, read=ReadConfig(workers=2))
+    assert lanes_of(Stream(noisy), with_workers) == lanes_of(Stream(noisy), CONFIG)
 
 
 def test_a_lane_takes_the_next_samples_of_its_shard():
-    lanes = lanes_of(Stream(noisy))
+    lanes = lanes_of(Stream(noisy), CONFIG)
     for lane, size in enumerate([3, 2, 2, 2]):
         taken = [row for step in range(6) for row in lanes[step, lane][0]]
         length = 4 + 3 * lane
@@ -49,34 +55,10 @@ def test_a_lane_takes_the_next_samples_of_its_shard():
 
 
 def test_a_shard_that_ends_starts_again_as_a_new_pass():
-    lanes = lanes_of(Stream(noisy))
+    lanes = lanes_of(Stream(noisy), CONFIG)
     firsts = [row[2] for step in range(6) for row in lanes[step, 0][0]]
     assert len(set(firsts[:4])) == len(set(firsts[4:8])) == 1
     assert firsts[0] != firsts[4]
-
-
-@pytest.mark.parametrize("start", [1, 3, 5])
-@pytest.mark.parametrize("size", [1, 3])
-def test_a_stream_can_be_entered_at_any_step(start, size):
-    wanted = {key: lane for key, lane in lanes_of(Stream(noisy)).items() if key[0] >= start}
-    together = {}
-    for rank in range(size):
-        world = World(rank=rank, size=size)
-        together |= lanes_of(Stream(noisy), world=world, start=start)
-    assert together == wanted
-
-
-def pad(samples):
-    return torch.stack([rows for rows, _ in samples]), torch.rand(len(samples))
-
-
-def test_collate_gets_the_samples_of_a_lane_in_every_world():
-    alone = lanes_of(Stream(noisy), collate=pad)
-    together = {}
-    for rank in range(2):
-        together |= lanes_of(Stream(noisy), world=World(rank=rank, size=2), collate=pad)
-    assert together == alone
-    assert [len(alone[0, lane][1]) for lane in range(4)] == [3, 2, 2, 2]
 
 
 class Counting(IterableDataset):
@@ -121,28 +103,30 @@ def saved_after(steps, size):
     return states
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3, 5])
-@pytest.mark.parametrize(("before", "after"), [(1, 1), (1, 3), (3, 2)])
+@pytest.mark.parametrize(("steps", "before", "after"), [(1, 1, 3), (5, 1, 1), (2, 3, 2)])
 def test_a_stream_continues_from_its_state_without_reading_again(steps, before, after):
-    wanted = {key: lane for key, lane in lanes_of(Stream(counting)).items() if key[0] >= steps}
+    wanted = {
+        key: lane for key, lane in lanes_of(Stream(counting), CONFIG).items() if key[0] >= steps
+    }
     states = saved_after(steps, before)
     Counting.read = 0
-    found = {}
-    for rank in range(after):
+
+    def resumed():
         stream = Stream(counting)
         stream.restore(states)
-        found |= lanes_of(stream, world=World(rank=rank, size=after), start=steps)
-    assert found == wanted
+        return stream
+
+    assert lanes_together(resumed, CONFIG, after, steps) == wanted
     assert Counting.read == 9 * (6 - steps)
 
 
 def test_a_state_that_is_older_or_newer_than_the_step_is_no_harm():
-    everything = lanes_of(Stream(counting))
+    everything = lanes_of(Stream(counting), CONFIG)
     for saved, start in [(2, 4), (4, 2)]:
         stream = Stream(counting)
         stream.restore(saved_after(saved, 1))
         wanted = {key: lane for key, lane in everything.items() if key[0] >= start}
-        assert lanes_of(stream, start=start) == wanted
+        assert lanes_of(stream, CONFIG, start=start) == wanted
 
 
 def test_a_state_does_not_change_when_the_stream_is_read_on():
@@ -156,7 +140,7 @@ def test_a_state_does_not_change_when_the_stream_is_read_on():
 
 
 def test_iterables_are_told_their_pass():
-    lanes = lanes_of(Stream(counting))
+    lanes = lanes_of(Stream(counting), CONFIG)
     taken = [row for step in range(6) for row in lanes[step, 0][0]]
     assert [row[1] for row in taken] == [number // 6 for number in range(18)]
 
@@ -175,7 +159,7 @@ class Opening(Counting):
 
 
 def test_what_collate_draws_does_not_depend_on_when_a_stream_was_opened():
-    config = RunConfig(batch=BatchConfig(global_size=4, lanes=4), steps=5, seed=5)
+    config = replace(CONFIG, batch=BatchConfig(global_size=4, lanes=4), steps=5)
     stream, again = Stream(lambda shard, _: Opening(shard)), Stream(lambda shard, _: Opening(shard))
     steps = Batches(stream, config, World()).steps()
     next(steps), next(steps)
@@ -183,19 +167,6 @@ def test_what_collate_draws_does_not_depend_on_when_a_stream_was_opened():
     wanted = lanes_of(Stream(lambda shard, _: Opening(shard)), config, collate=mask)
     wanted = {key: lane for key, lane in wanted.items() if key[0] >= 2}
     assert lanes_of(again, config, start=2, collate=mask) == wanted
-
-
-def shuffled(shard, shards):
-    return [(torch.tensor([shard, place]), torch.zeros(1)) for place in torch.randperm(20).tolist()]
-
-
-def test_a_factory_that_shuffles_is_seeded_by_shard_and_pass():
-    alone, together = lanes_of(Stream(shuffled)), {}
-    for rank in range(3):
-        together |= lanes_of(Stream(shuffled), world=World(rank=rank, size=3))
-    assert together == alone
-    firsts = [[row[1] for row in alone[0, lane][0]][:2] for lane in range(4)]
-    assert len({tuple(first) for first in firsts}) > 1
 
 
 def test_a_known_length_makes_epochs_of_whole_steps():
@@ -251,10 +222,3 @@ def test_streams_that_cannot_be_read_are_refused(make, config, problem, fix):
     with pytest.raises(ConfigError, match=problem) as caught:
         lanes_of(make(), config)
     assert fix in caught.value.fix
-
-
-def test_workers_do_not_change_a_stream():
-    config = RunConfig(
-        batch=BatchConfig(global_size=9, lanes=4), steps=6, seed=5, read=ReadConfig(workers=2)
-    )
-    assert lanes_of(Stream(noisy), config) == lanes_of(Stream(noisy))

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy
+import torch
 
+from paceline.config import RunConfig
+from paceline.data.reading.batches import Batches
+from paceline.data.reading.nest import map_leaves
 from paceline.data.shards.index import INDEX, DatasetIndex
 from paceline.data.shards.shard import Rows, Varying, column_of, write_shard
 from paceline.data.shards.source import ShardSource
 from paceline.data.shards.store import LocalShardStore
 from paceline.rundir import write_whole
+from paceline.world.world import World
+
+Lanes = dict[tuple[int, int], Any]
+"""The batches by step and lane, with lists instead of tensors."""
 
 
 def rows_of(begin: int, end: int) -> Rows:
@@ -42,3 +52,41 @@ def make_dataset(folder: Path, samples: int, per_shard: int, rows=rows_of) -> Pa
 
 def open_folder(folder: Path, columns=()) -> ShardSource:
     return ShardSource(LocalShardStore(folder), columns)
+
+
+def lanes_of(data: Any, config: RunConfig, world=World(), start=0, collate=None) -> Lanes:
+    """Return what one rank reads from a step on."""
+    found = {}
+    for step in Batches(data, config, world, collate=collate).steps(start):
+        for lane in step.lanes:
+            if lane.samples:
+                found[step.plan.index, lane.number] = map_leaves(
+                    lambda leaf: leaf.tolist() if isinstance(leaf, torch.Tensor) else leaf,
+                    lane.batch,
+                )
+    return found
+
+
+def lanes_together(
+    make: Callable[[], Any], config: RunConfig, size: int, start=0, collate=None
+) -> Lanes:
+    """Return what several ranks read, each from a dataset of its own."""
+    worlds = [World(rank=rank, size=size) for rank in range(size)]
+    found = {}
+    for world in worlds:
+        found |= lanes_of(make(), config, world, start, collate)
+    return found
+
+
+def check_worlds(
+    make: Callable[[], Any], config: RunConfig, sizes=(2, 3), start=3, collate=None
+) -> Lanes:
+    """See that ranks together read what one rank reads, from the first step on and from a later one; return it."""
+    alone = lanes_of(make(), config, collate=collate)
+    later = {key: lane for key, lane in alone.items() if key[0] >= start}
+    assert 0 < len(later) < len(alone)
+    assert lanes_of(make(), config, start=start, collate=collate) == later
+    for size in sizes:
+        assert lanes_together(make, config, size, collate=collate) == alone
+        assert lanes_together(make, config, size, start, collate) == later
+    return alone

@@ -59,19 +59,17 @@ def npz(folder: Path) -> Example:
 
 def packed_npz(folder: Path) -> Example:
     numpy.savez_compressed(folder / "x.npz", image=IMAGES, left=LABELS[:3], y=LABELS)
-    return Example(
-        PackRequest((str(folder / "x.npz"),), columns=("y", "image")),
-        {"y": LABELS, "image": IMAGES},
-    )
+    request = PackRequest((str(folder / "x.npz"),), columns=("y", "image"))
+    return Example(request, {"y": LABELS, "image": IMAGES})
 
 
 def idx(folder: Path) -> Example:
-    for name, array in (
-        ("t10k-images-idx3-ubyte", IMAGES),
-        ("t10k-labels-idx1-ubyte", LABELS.astype("uint8")),
-    ):
+    files = {"images-idx3": IMAGES, "labels-idx1": LABELS.astype("uint8")}
+    for name, array in files.items():
         head = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
-        (folder / f"{name}.gz").write_bytes(gzip.compress(head + array.tobytes(), mtime=0))
+        (folder / f"t10k-{name}-ubyte.gz").write_bytes(
+            gzip.compress(head + array.tobytes(), mtime=0)
+        )
     return Example(PackRequest((str(folder),), part="test"), {"image": IMAGES, "label": LABELS})
 
 
@@ -131,9 +129,8 @@ def texts(folder: Path, **options: Any) -> PackRequest:
 
 
 def windows(flat: numpy.ndarray, length: int) -> numpy.ndarray:
-    return numpy.stack(
-        [flat[start : start + length + 1] for start in range(0, len(flat) - length, length)]
-    )
+    starts = range(0, len(flat) - length, length)
+    return numpy.stack([flat[start : start + length + 1] for start in starts])
 
 
 def encoded(words: list[str]) -> list[numpy.ndarray]:
@@ -153,9 +150,8 @@ def characters(folder: Path) -> Example:
     letters = "".join(sorted(set(JOINED)))
     numbers = numpy.array([letters.index(letter) for letter in JOINED], dtype="uint8")
     about = {"text": "characters", "vocabulary": len(letters), "characters": letters}
-    return Example(
-        texts(folder, text="characters", length=5), {"tokens": windows(numbers, 5)}, about
-    )
+    request = texts(folder, text="characters", length=5)
+    return Example(request, {"tokens": windows(numbers, 5)}, about)
 
 
 def tokenizer_file(folder: Path) -> tuple[Any, Path]:
@@ -168,12 +164,8 @@ def tokenizer_file(folder: Path) -> tuple[Any, Path]:
     path = folder.with_name(f"{folder.name}-tokenizer.json")
     tokenizer.save(str(path))
     tree = json.loads(path.read_text())
-    tree["truncation"] = {
-        "direction": "Right",
-        "max_length": 3,
-        "strategy": "LongestFirst",
-        "stride": 0,
-    }
+    limits = {"max_length": 3, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}
+    tree["truncation"] = limits
     path.write_text(json.dumps(tree))
     return tokenizer, path
 
@@ -184,9 +176,8 @@ def tokens(folder: Path) -> Example:
     parts = [tokenizer.encode(text).ids for text in TEXTS.values()]
     flat = numpy.array([*parts[0], ends, *parts[1], ends, *parts[2]], dtype="uint16")
     about = {"text": "tokens", "vocabulary": tokenizer.get_vocab_size(), "end_of_text": ends}
-    return Example(
-        texts(folder, tokenizer=str(path), length=6), {"tokens": windows(flat, 6)}, about
-    )
+    request = texts(folder, tokenizer=str(path), length=6)
+    return Example(request, {"tokens": windows(flat, 6)}, about)
 
 
 def token_files(folder: Path) -> Example:
@@ -210,9 +201,8 @@ def csv(folder: Path) -> Example:
 
 def tsv(folder: Path) -> Example:
     for part in range(2):
-        (folder / f"{part}.tsv").write_text(
-            "a\tb\n" + "".join(f"{part}.{n}\t{n}\n" for n in range(6))
-        )
+        lines = [f"{part}.{n}\t{n}\n" for n in range(6)]
+        (folder / f"{part}.tsv").write_text("a\tb\n" + "".join(lines))
     values = numpy.array([float(f"{part}.{n}") for part in range(2) for n in range(6)])
     return Example(PackRequest((str(folder),), columns=("a",)), {"a": values})
 
@@ -274,8 +264,5 @@ def alike(found: dict[str, Any], wanted: dict[str, Any]) -> None:
 
 def content(folder: Path) -> dict[str, bytes]:
     """Return every file of a folder."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}

@@ -32,7 +32,7 @@ class ObjectStore:
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         self.requests: list[Request] = []
-        self.held: Callable[[Request], bool] = lambda request: False
+        self.held: Callable[[Request], object] = lambda request: False
         self._deciding = (
             threading.Lock()
         )  # S3 looks and writes in one go; this server would look, then write
@@ -54,15 +54,17 @@ class ObjectStore:
         if self.held(request):
             self.came.set()
             self.release.wait(60)
-            start("403 Forbidden", [])
+            start(self._status, [])
             return [b""]
         with self._deciding if "HTTP_IF_NONE_MATCH" in environ else contextlib.nullcontext():
             return self._app(environ, start)
 
     @contextlib.contextmanager
-    def refusing(self, what: Callable[[Request], bool]) -> Iterator[None]:
+    def refusing(
+        self, what: Callable[[Request], object], status: str = "403 Forbidden"
+    ) -> Iterator[None]:
         """Refuse some requests, at once."""
-        self.held = what
+        self.held, self._status = what, status
         self.release.set()
         try:
             yield
