@@ -32,18 +32,13 @@ def test_an_interval_is_read_as_it_is_written(text: str, unit: str, amount: floa
     assert Every.parse(text) == Every(unit, amount)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "often", "5 minutes", "-3steps", "1.5epochs", "0s", "steps", "10x"]
-)
-def test_what_is_no_interval_is_refused_with_examples(text: str) -> None:
-    with pytest.raises(ConfigError, match="500steps, 30s, 10m, 2h, 1epoch, auto or end"):
-        CheckpointConfig(every=text)
-
-
-@pytest.mark.parametrize("text", ["", "soon", "0", "1:2:3:4", "5x"])
-def test_what_is_no_time_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="HH:MM:SS"):
-        seconds_from(text)
+def test_what_is_no_interval_or_no_time_is_refused_with_examples() -> None:
+    for text in ("", "often", "5 minutes", "-3steps", "1.5epochs", "0s", "steps", "10x"):
+        with pytest.raises(ConfigError, match="500steps, 30s"):
+            CheckpointConfig(every=text)
+    for text in ("", "soon", "0", "1:2:3:4", "5x"):
+        with pytest.raises(ConfigError, match="HH:MM:SS"):
+            seconds_from(text)
 
 
 @pytest.mark.parametrize(
@@ -92,9 +87,7 @@ def test_auto_saves_where_the_cost_of_saving_and_of_losing_is_least() -> None:
     clock.learn(held_s=0.5, total_s=2.0)
     assert clock.interval_s == pytest.approx(math.sqrt(2 * 0.5 * 86400.0))
     clock.learn(held_s=1e-6, total_s=60.0)
-    assert clock.interval_s == 120.0, (
-        "a disk that is slow is not asked for more than half of its time"
-    )
+    assert clock.interval_s == 120.0, "a slow disk is asked for half of its time at most"
 
 
 def test_the_interval_is_the_one_that_loses_least() -> None:

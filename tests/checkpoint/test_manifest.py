@@ -61,11 +61,8 @@ def sealed(body: bytes) -> bytes:
 
 def manifest_that_says(**changes) -> bytes:
     tree = {"format": module.FORMAT} | dataclasses.asdict(SOME) | changes
-    return sealed(
-        json.dumps({name: value for name, value in tree.items() if value != "left out"}).encode()[
-            :-1
-        ]
-    )
+    tree = {name: value for name, value in tree.items() if value != "left out"}
+    return sealed(json.dumps(tree).encode()[:-1])
 
 
 def refused(content: bytes) -> BadCheckpoint:
@@ -82,53 +79,32 @@ def test_it_reads_back_the_same(manifest) -> None:
     assert Manifest.from_json(manifest.to_json(), "x") == manifest
 
 
-def test_it_is_json_that_any_reader_takes() -> None:
-    tree = json.loads(SOME.to_json())
-    assert tree["format"] == 1
-    assert tree["files"]["part-00001-of-00002.safetensors"] == {
-        "size_bytes": 4096,
-        "xxh3": "00112233445566ff",
-    }
-
-
 def test_a_figure_that_is_not_a_number_survives() -> None:
     manifest = dataclasses.replace(SOME, metrics={"acc": math.nan, "eval_loss": math.inf})
+    assert json.loads(SOME.to_json())["format"] == 1  # JSON that any reader takes
     found = Manifest.from_json(manifest.to_json(), "x").metrics
     assert math.isnan(found["acc"])
     assert found["eval_loss"] == math.inf
 
 
-def test_every_single_flipped_bit_is_refused() -> None:
+def test_every_flipped_bit_and_every_truncation_is_refused() -> None:
     content = SOME.to_json()
-    for bit in range(8 * len(content)):
-        damaged = bytearray(content)
-        damaged[bit // 8] ^= 1 << bit % 8
-        assert type(refused(bytes(damaged))) is BadCheckpoint, f"bit {bit}"
+    for place in range(len(content)):
+        refused(content[:place])
+        for bit in range(8):
+            damaged = bytearray(content)
+            damaged[place] ^= 1 << bit
+            assert type(refused(bytes(damaged))) is BadCheckpoint, f"byte {place}, bit {bit}"
 
 
-@given(manifests, st.data())
-def test_any_flipped_bit_of_any_manifest_is_refused(manifest, data) -> None:
+@given(manifests, st.data(), st.binary(min_size=1, max_size=40))
+def test_any_damage_to_any_manifest_is_refused(manifest, data, more) -> None:
     content = bytearray(manifest.to_json())
-    content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    place = data.draw(st.integers(0, len(content) - 1))
+    for damaged in (content[:place], content + more, more + content):
+        refused(bytes(damaged))
+    content[place] ^= 1 << data.draw(st.integers(0, 7))
     assert type(refused(bytes(content))) is BadCheckpoint
-
-
-def test_every_truncation_is_refused() -> None:
-    content = SOME.to_json()
-    for length in range(len(content)):
-        refused(content[:length])
-
-
-@given(manifests, st.data())
-def test_any_truncation_of_any_manifest_is_refused(manifest, data) -> None:
-    content = manifest.to_json()
-    refused(content[: data.draw(st.integers(0, len(content) - 1))])
-
-
-@given(st.binary(min_size=1, max_size=40))
-def test_what_was_appended_or_put_before_is_refused(more) -> None:
-    refused(SOME.to_json() + more)
-    refused(more + SOME.to_json())
 
 
 @given(st.binary(max_size=300))
@@ -136,30 +112,13 @@ def test_bytes_that_never_were_a_manifest_are_refused(content) -> None:
     refused(content)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "",
-        ".",
-        "..",
-        ".hidden",
-        "../x",
-        "a/../../x",
-        "/etc/passwd",
-        "a/b",
-        "a\\b",
-        "..\\x",
-        "C:\\x",
-        "/",
-    ],
-)
+OUTSIDE = ["", ".", "..", ".hidden", "../x", "a/../../x", "/etc/passwd", "a/b", "a\\b", "..\\x"]
+
+
+@pytest.mark.parametrize("name", [*OUTSIDE, "C:\\x", "/", "a\0b"])
 def test_a_file_name_that_would_leave_the_folder_is_refused(name) -> None:
     error = refused(manifest_that_says(files={name: {"size_bytes": 1, "xxh3": "0" * 16}}))
     assert repr(name) in error.problem
-
-
-def test_a_file_name_with_a_zero_byte_is_refused() -> None:
-    refused(manifest_that_says(files={"a\0b": {"size_bytes": 1, "xxh3": "0" * 16}}))
 
 
 def test_a_newer_format_is_left_for_a_newer_version(monkeypatch) -> None:
@@ -168,11 +127,8 @@ def test_a_newer_format_is_left_for_a_newer_version(monkeypatch) -> None:
     monkeypatch.undo()
     error = refused(content)
     assert isinstance(error, NewerFormat)
-    assert "has checkpoint format 2; this version reads up to 1" in error.problem
+    assert "format 2" in error.problem
     assert "update paceline" in error.fix
-
-
-def test_a_newer_format_may_have_any_other_fields() -> None:
     assert isinstance(refused(sealed(b'{"format": 7, "shards": [1, 2]')), NewerFormat)
 
 
@@ -183,45 +139,33 @@ def test_a_newer_format_may_have_any_other_fields() -> None:
         {"format": None},
         {"format": "one"},
         {"step": "left out"},
+        {"step": "120"},
+        {"step": -1},
         {"samples": "left out"},
+        {"samples": None},
         {"files": "left out"},
         {"files": None},
         {"files": ["a"]},
         {"files": {"a": 3}},
         {"files": {"a": {"size_bytes": 3}}},
         {"files": {"a": {"size_bytes": 3, "xxh3": "0", "more": 1}}},
-        {"unheard_of": 1},
-    ],
-    ids=str,
-)
-def test_one_that_lacks_something_is_refused(changes) -> None:
-    refused(manifest_that_says(**changes))
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"step": "120"},
-        {"step": -1},
-        {"samples": None},
         {"files": {"a": {"size_bytes": "3", "xxh3": "0" * 16}}},
         {"files": {"a": {"size_bytes": -3, "xxh3": "0" * 16}}},
         {"files": {"a": {"size_bytes": 3, "xxh3": 0}}},
         {"values": [1]},
         {"config": 3},
+        {"unheard_of": 1},
     ],
     ids=str,
 )
-def test_one_whose_entries_are_of_another_type_is_refused(changes) -> None:
+def test_one_that_lacks_something_or_has_another_type_is_refused(changes) -> None:
     refused(manifest_that_says(**changes))
 
 
-@pytest.mark.parametrize(
-    "body", [b"[1", b'"text"', b"17", b"", b"{", b'{"format": 1', b'{"format": 1, "values": \xff']
-)
+NESTED = b'{"format": 1, "values": ' + b"[" * 100_000
+BODIES = [b"[1", b'"text"', b"17", b"", b"{", b'{"format": 1', b'{"format": 1, "values": \xff']
+
+
+@pytest.mark.parametrize("body", [*BODIES, NESTED], ids=range(8))
 def test_sealed_text_that_is_no_manifest_is_refused(body) -> None:
     refused(sealed(body))
-
-
-def test_one_that_is_nested_too_deep_to_read_is_refused() -> None:
-    refused(sealed(b'{"format": 1, "values": ' + b"[" * 100_000))

@@ -15,7 +15,7 @@ import paceline
 from paceline.checkpoint import commit
 from paceline.checkpoint import manifest as manifest_module
 from paceline.checkpoint.local_storage import LocalStorage
-from paceline.checkpoint.manifest import FileFacts, Manifest, NewerFormat
+from paceline.checkpoint.manifest import Manifest, NewerFormat
 from paceline.checkpoint.save import Saver
 from paceline.errors import ConfigError
 from paceline.events import surviving
@@ -33,7 +33,6 @@ from support.checkpoint_trainings import (
     train,
 )
 from support.processes import run_on_processes
-from support.program import paceline as program
 
 
 @pytest.fixture(scope="module")
@@ -42,46 +41,32 @@ def straight(tmp_path_factory) -> str:
     return train(settings(tmp_path_factory.mktemp("straight")))
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_interrupted_and_resumed_has_the_bits_of_a_straight_run(optimizer, tmp_path) -> None:
-    config = settings(tmp_path / "cut", "steps=10")
+HARD = ["AdamW amsgrad", "Adafactor", "Python numbers"]
+
+
+@pytest.mark.parametrize(
+    "kind", [*HARD, *(pytest.param(n, marks=pytest.mark.heavy) for n in OPTIMIZERS.keys() - HARD)]
+)
+def test_interrupted_and_resumed_has_the_bits_of_a_straight_run(kind, tmp_path) -> None:
+    config, optimizer = settings(tmp_path / "cut", "steps=10"), OPTIMIZERS[kind]
     cut(config, 7, optimizer=optimizer)
     resumed = train(config, optimizer=optimizer)
     assert resumed == train(settings(tmp_path / "straight", "steps=10"), optimizer=optimizer)
     assert [event["from_step"] for event in events_of(tmp_path / "cut", "RunStarted")] == [0, 5]
 
 
-def test_python_numbers_in_the_optimizers_state_come_back_as_they_were() -> None:
+@pytest.mark.parametrize("rate", [-0.0, math.inf, 1 / 3, 1e300, 5e-324])
+def test_python_numbers_in_the_optimizers_state_come_back_as_they_were(rate) -> None:
     before, after = Net(), Net()
     first, second = Numbered(before.parameters(), 0.1), Numbered(after.parameters(), 0.1)
-    first.state[before.last.bias].update(count=3, large=2**53 + 1, odd=True)
-    assert (
-        load_state(after, second, named_state(before, first), python_numbers(first, before)) == []
-    )
+    numbers = {"count": 3, "large": 2**53 + 1, "rate": rate, "odd": True}
+    first.state[before.last.bias].update(numbers)
+    saved = named_state(before, first), python_numbers(first, before)
+    assert load_state(after, second, *saved) == []
     found = second.state[after.last.bias]
-    assert found == {"count": 3, "large": 2**53 + 1, "odd": True}
-    assert {name: type(value) for name, value in found.items()} == {
-        "count": int,
-        "large": int,
-        "odd": bool,
+    assert {name: repr(value) for name, value in found.items()} == {
+        name: repr(value) for name, value in numbers.items()
     }
-
-
-@pytest.mark.parametrize("number", [-0.0, 0.5, math.inf, 0.1, 1 / 3, 1e300, 5e-324])
-def test_a_python_float_comes_back_with_all_its_bits(number) -> None:
-    before, after = Net(), Net()
-    first, second = Numbered(before.parameters(), 0.1), Numbered(after.parameters(), 0.1)
-    first.state[before.last.bias]["rate"] = number
-    load_state(after, second, named_state(before, first), python_numbers(first, before))
-    assert second.state[after.last.bias]["rate"].hex() == number.hex()
-
-
-def test_a_run_whose_optimizer_keeps_python_numbers_goes_on_with_the_same_bits(tmp_path) -> None:
-    config = settings(tmp_path / "cut")
-    cut(config, 7, optimizer=Numbered)
-    assert train(config, optimizer=Numbered) == train(
-        settings(tmp_path / "straight"), optimizer=Numbered
-    )
 
 
 def test_a_run_that_is_cut_again_and_again_ends_with_the_same_bits(tmp_path, straight) -> None:
@@ -93,9 +78,8 @@ def test_a_run_that_is_cut_again_and_again_ends_with_the_same_bits(tmp_path, str
 
 
 def train_there(world, runs: str, cut_after: int = 0) -> str:
-    commit._GRACE_S = (
-        60  # in this process of its own: a slow disk may take long for the others' files
-    )
+    # In this process of its own: a slow disk may take long for the others' files.
+    commit._GRACE_S = 60
     try:
         return train(settings(Path(runs), "batch.lanes=4"), world=world, cut_after=cut_after)
     except Cut:
@@ -127,27 +111,19 @@ def test_the_losses_that_are_shown_do_not_tell_that_it_was_interrupted(tmp_path)
         ]
 
     assert told(tmp_path / "cut") == told(tmp_path / "straight")
-    assert [event["from_step"] for event in events_of(tmp_path / "cut", "RunStarted")] == [
-        0,
-        5,
-        5,
-        5,
-    ]
+    starts = [event["from_step"] for event in events_of(tmp_path / "cut", "RunStarted")]
+    assert starts == [0, 5, 5, 5]
 
 
 DAMAGE = {
-    "a flipped bit in the tensors": lambda part: flip(part, -9, 3),
-    "a flipped bit in the header": lambda part: flip(part, 20, 1),
-    "a flipped bit in the manifest": lambda part: flip(part.with_name("manifest.json"), 300, 0),
-    "a torn file": lambda part: part.write_bytes(part.read_bytes()[:1000]),
-    "a torn manifest": lambda part: part.with_name("manifest.json").write_bytes(b'{\n "format": 1'),
-    "a missing file": lambda part: part.unlink(),
-    "an empty manifest": lambda part: part.with_name("manifest.json").write_bytes(b""),
+    "a flipped bit": lambda part: flip(part, -9, 3),
+    "a torn manifest": lambda part: part.with_name("manifest.json").write_bytes(b'{"format": 1'),
+    "no manifest": lambda part: part.with_name("manifest.json").unlink(),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_a_damaged_newest_is_passed_over_and_kept(damage, tmp_path, straight) -> None:
+def test_a_damaged_newest_is_passed_over_and_kept(damage, tmp_path, straight, capsys) -> None:
     config = settings(tmp_path)
     cut(config, 12)
     assert kept(tmp_path) == ["step-000000005", "step-000000010"]
@@ -155,37 +131,14 @@ def test_a_damaged_newest_is_passed_over_and_kept(damage, tmp_path, straight) ->
     assert train(config) == straight
     (event,) = events_of(tmp_path, "CheckpointBad")
     assert event["step"] == 10
-    assert "step-000000010 is damaged: " in event["reason"]
-    assert "it is kept as" in event["reason"]
-    assert "aside-step-000000010" in event["reason"]
-    assert kept(tmp_path) == [
-        "aside-step-000000010",
-        "step-000000010",
-        "step-000000015",
-        "step-000000016",
-    ]
+    assert "step-000000010" in event["reason"]
+    assert "step-000000010" in capsys.readouterr().out
     assert [event["from_step"] for event in events_of(tmp_path, "RunStarted")] == [0, 5]
-
-
-def test_a_newest_without_a_manifest_is_told_of_too(tmp_path, straight) -> None:
-    config = settings(tmp_path)
-    cut(config, 12)
-    (tmp_path / "run" / "checkpoints" / "step-000000010" / "manifest.json").unlink()
-    assert train(config) == straight
-    assert [event["step"] for event in events_of(tmp_path, "CheckpointBad")] == [10]
-    saved = [event["step"] for event in events_of(tmp_path, "CheckpointSaved")]
-    assert saved[-3:] == [10, 15, 16], (
-        "before, the end may come sooner than word of a save under way"
-    )
-
-
-def test_damage_is_shown_to_the_person_who_looks_on(tmp_path, capsys) -> None:
-    config = settings(tmp_path)
-    cut(config, 12)
-    flip(part_of(tmp_path / "run" / "checkpoints", 10))
-    capsys.readouterr()
-    train(config)
-    assert "step-000000010 is damaged" in capsys.readouterr().out
+    steps = [f"step-{step:09d}" for step in (10, 15, 16)]
+    if damage is not DAMAGE["no manifest"]:  # without one, there was no checkpoint
+        steps = ["aside-step-000000010", *steps]
+        assert "aside-step-000000010" in event["reason"]
+    assert [name for name in kept(tmp_path) if name in steps] == steps
 
 
 def test_a_run_without_a_good_checkpoint_starts_over(tmp_path, straight) -> None:
@@ -197,27 +150,18 @@ def test_a_run_without_a_good_checkpoint_starts_over(tmp_path, straight) -> None
     assert [event["step"] for event in events_of(tmp_path, "CheckpointBad")] == [10, 5]
 
 
-MODELS = {
-    "a wider layer": (lambda: Net(width=9), ["first.weight was float32[8, 4], is float32[9, 4]"]),
-    "an extra layer": (
-        lambda: Net(extra=True),
-        ["extra.weight float32[1, 1] was not saved", "extra.bias"],
-    ),
-    "another type": (
-        lambda: Net(dtype=torch.float64),
-        ["first.weight was float32[8, 4], is float64[8, 4]"],
-    ),
-    "no norm": (
-        lambda: without_norm(),  # noqa: PLW0108
-        ["norm.running_mean float32[8] is not in this model", "norm.weight"],
-    ),
-}
-
-
 def without_norm() -> nn.Module:
     net = Net()
     net.norm = nn.Identity()
     return net
+
+
+MODELS = {
+    "a wider layer": (lambda: Net(width=9), "first.weight was float32[8, 4], is float32[9, 4]"),
+    "an extra layer": (lambda: Net(extra=True), "extra.weight float32[1, 1]"),
+    "another type": (lambda: Net(dtype=torch.float64), "float32[8, 4], is float64[8, 4]"),
+    "no norm": (without_norm, "norm.running_mean float32[8]"),
+}
 
 
 @pytest.mark.parametrize(("net", "told"), MODELS.values(), ids=MODELS)
@@ -226,29 +170,17 @@ def test_another_model_is_refused_with_the_tensors_that_differ(net, told, tmp_pa
     before = files_of(tmp_path / "run" / "checkpoints")
     with pytest.raises(ConfigError) as caught:
         train(settings(tmp_path, "resume=changed"), net=net)  # one has data of another type, too
-    assert "step-000000002 does not fit this model" in caught.value.problem
-    for words in told:
-        assert words in caught.value.problem
+    assert "step-000000002" in caught.value.problem
+    assert told in caught.value.problem
     assert "another name=" in caught.value.fix
     assert files_of(tmp_path / "run" / "checkpoints") == before
 
 
-def test_another_kind_of_optimizer_is_refused(tmp_path) -> None:
-    train(settings(tmp_path))
-    with pytest.raises(ConfigError, match="optimizer AdamW -> SGD"):
-        train(settings(tmp_path), optimizer=OPTIMIZERS["SGD momentum"])
-
-
 @pytest.mark.parametrize(
     ("before", "after"),
-    [
-        ("SGD", "SGD momentum"),
-        ("SGD momentum", "SGD"),
-        ("AdamW", "AdamW amsgrad"),
-        ("AdamW amsgrad", "AdamW"),
-    ],
+    [("AdamW", "SGD momentum"), ("SGD", "SGD momentum"), ("AdamW amsgrad", "AdamW")],
 )
-def test_an_optimizer_that_remembers_other_things_is_refused(before, after, tmp_path) -> None:
+def test_another_optimizer_or_one_that_remembers_other_things_is_refused(before, after, tmp_path):
     train(settings(tmp_path, "steps=2"), optimizer=OPTIMIZERS[before])
     with pytest.raises(ConfigError, match="optimizer"):
         train(settings(tmp_path), optimizer=OPTIMIZERS[after])
@@ -274,23 +206,9 @@ def test_a_newer_format_is_refused_and_nothing_is_moved(tmp_path, monkeypatch) -
     assert kept(tmp_path) == ["step-000000005", "step-000000010"]
 
 
-def test_the_command_ends_with_code_3_on_a_newer_format(tmp_path, monkeypatch) -> None:
-    folder = tmp_path / "runs" / "toy" / "checkpoints" / "step-000000004"
-    folder.mkdir(parents=True)
-    files = {"model.safetensors": FileFacts(0, "0" * 16)}
-    (folder / "manifest.json").write_bytes(Manifest(4, 128, files).to_json())
-    as_newer_format(folder / "manifest.json", monkeypatch)
-    done = program("train", "toy", "steps=8", folder=tmp_path)
-    assert done.code == 3
-    assert "fix: update paceline" in done.err
-
-
 CHANGED = {
     "seed=1": "seed 0 -> 1",
-    "lr.base=0.02": "lr.base 0.01 -> 0.02",
-    "batch.global_size=20": "batch.global_size 16 -> 20",
     "batch.lanes=4": "batch.lanes 2 -> 4",
-    "clip_norm=1": "clip_norm 0.0 -> 1.0",
     "exact=false": "exact True -> False",
 }
 
@@ -301,26 +219,27 @@ def test_changed_settings_are_refused_unless_they_are_meant(word, told, tmp_path
     before = files_of(tmp_path / "run" / "checkpoints")
     with pytest.raises(ConfigError, match="resume=changed") as caught:
         train(settings(tmp_path, word))
-    assert f"is a run with other settings: {told} (in " in caught.value.problem
-    assert caught.value.problem.endswith("step-000000005)")
+    assert told in caught.value.problem
+    assert "step-000000005" in caught.value.problem
     assert files_of(tmp_path / "run" / "checkpoints") == before
     assert len(train(settings(tmp_path, word, "resume=changed", "steps=7"))) == 64
     assert events_of(tmp_path, "RunStarted")[-1]["from_step"] == 5
 
 
-@pytest.mark.parametrize(
-    "word",
-    [
-        "log.every_steps=1",
-        "checkpoint.every=3steps",
-        "checkpoint.keep=9",
-        "timeout.step_s=9",
-        "device=cpu",
-    ],
-)
-def test_settings_that_do_not_touch_the_bits_may_change(word, tmp_path, straight) -> None:
+def test_all_settings_that_change_the_bits_are_refused_at_once(tmp_path) -> None:
     cut(settings(tmp_path), 7)
-    assert train(settings(tmp_path, word)) == straight
+    words = {"lr.base": "0.02", "batch.global_size": "20", "clip_norm": "1.0"}
+    with pytest.raises(ConfigError) as caught:
+        train(settings(tmp_path, *(f"{name}={value}" for name, value in words.items())))
+    for name, value in words.items():
+        assert f"{name} " in caught.value.problem
+        assert f"-> {value}" in caught.value.problem
+
+
+def test_settings_that_do_not_touch_the_bits_may_change(tmp_path, straight) -> None:
+    cut(settings(tmp_path), 7)
+    words = ["log.every_steps=1", "checkpoint.every=3steps", "checkpoint.keep=9"]
+    assert train(settings(tmp_path, *words, "timeout.step_s=9", "device=cpu")) == straight
 
 
 def test_a_dataset_of_another_length_is_refused(tmp_path) -> None:
@@ -360,19 +279,9 @@ def test_a_run_that_breaks_off_while_it_saves_completes_the_save(tmp_path) -> No
     assert kept(tmp_path) == ["step-000000005"]
 
 
-def test_a_save_that_fails_ends_the_run_with_a_word(tmp_path, monkeypatch) -> None:
-    def full(*words):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(LocalStorage, "write", full)
-    with pytest.raises(paceline.PacelineError, match="No space left on device"):
-        train(settings(tmp_path))
-    (event,) = events_of(tmp_path, "CheckpointFailed")
-    assert "No space left on device" in event["reason"]
-    assert event["step"] == 5
-
-
-def test_the_word_of_a_failed_save_names_the_step_that_was_not_saved(tmp_path, monkeypatch) -> None:
+def test_a_save_that_fails_ends_the_run_and_names_the_step_that_was_not_saved(
+    tmp_path, monkeypatch
+) -> None:
     write, wait, waited = LocalStorage.write, Saver.wait, []
     second = threading.Event()
 
@@ -390,20 +299,16 @@ def test_the_word_of_a_failed_save_names_the_step_that_was_not_saved(tmp_path, m
 
     monkeypatch.setattr(Saver, "wait", waiting)
     monkeypatch.setattr(LocalStorage, "write", full)
-    with pytest.raises(paceline.PacelineError, match="cannot save step 5"):
+    with pytest.raises(paceline.PacelineError, match="step 5.*No space left on device"):
         train(settings(tmp_path))
-    assert [event["step"] for event in events_of(tmp_path, "CheckpointFailed")] == [5]
+    (event,) = events_of(tmp_path, "CheckpointFailed")
+    assert event["step"] == 5
+    assert "No space left on device" in event["reason"]
 
 
 def test_the_best_and_the_newest_are_kept(tmp_path) -> None:
-    train(
-        settings(
-            tmp_path,
-            "checkpoint.every=1epoch",
-            "checkpoint.keep=1",
-            "checkpoint.best=max:eval_loss",
-        )
-    )
+    words = ["checkpoint.every=1epoch", "checkpoint.keep=1", "checkpoint.best=max:eval_loss"]
+    train(settings(tmp_path, *words))
     losses = {
         event["step"]: event["metrics"]["eval_loss"] for event in events_of(tmp_path, "EpochDone")
     }

@@ -1,6 +1,5 @@
 """A save is whole or it is not there; it never changes what was there before."""
 
-import ast
 import errno
 import os
 import pickletools
@@ -28,8 +27,6 @@ from support.checkpoint_contents import (
     tensors_of,
 )  # fmt: skip
 from support.processes import run_on_processes
-
-SOURCE = Path(__file__).resolve().parents[2] / "src" / "paceline"
 
 
 class FullStorage(LocalStorage):
@@ -78,9 +75,13 @@ class DyingStorage(LocalStorage):
         raise SystemError("the process ended here")
 
 
+def some_tensors(seed: int) -> dict[str, torch.Tensor]:
+    return tensors_of(seed) if seed else {"w": torch.arange(5.0)}  # fewer tensors than ranks
+
+
 def save_there(world, root: str, seed: int, step: int = 1) -> list[int]:
     saver = new_saver_of_all(local(Path(root)), world)
-    saver.save(tensors_of(seed), draft(step))
+    saver.save(some_tensors(seed), draft(step))
     saver.close()
     return [done.manifest.step for done in saver.finished()]
 
@@ -107,53 +108,16 @@ def test_what_is_read_has_the_bits_of_what_was_saved(tmp_path) -> None:
     assert 0 < done.held_s <= done.total_s
 
 
-@pytest.mark.parametrize(("writers", "readers"), [(1, 3), (2, 1), (3, 2)])
-def test_it_has_the_same_bits_at_another_world_size(writers, readers, tmp_path) -> None:
-    root = str(tmp_path / "checkpoints")
-    said = run_on_processes(save_there, writers, tmp_path, {}, {"root": root, "seed": 3})
+@pytest.mark.parametrize(
+    ("writers", "readers", "seed", "parts"), [(1, 3, 3, 1), (3, 2, 3, 3), (3, 1, 0, 1)]
+)
+def test_it_has_the_same_bits_at_another_world_size(writers, readers, seed, parts, tmp_path):
+    root = tmp_path / "checkpoints"
+    said = run_on_processes(save_there, writers, tmp_path, {}, {"root": str(root), "seed": seed})
     assert said == [[1]] + [[]] * (writers - 1)
-    assert run_on_processes(read_there, readers, tmp_path, {}, {"root": root}) == [
-        (1, bits_of(tensors_of(3)), []) for _ in range(readers)
-    ]
-
-
-def many_tensors(seed: int) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    sizes = torch.randint(1, 20_000, (100,), generator=generator).tolist()
-    return {
-        f"model.{number}": torch.randn(size, generator=generator)
-        for number, size in enumerate(sizes)
-    }
-
-
-def save_many(world, root: str) -> None:
-    saver = new_saver_of_all(local(Path(root)), world)
-    saver.save(many_tensors(0), draft(1))
-    saver.close()
-
-
-def test_every_rank_writes_its_share(tmp_path) -> None:
-    root = tmp_path / "checkpoints"
-    run_on_processes(save_many, 3, tmp_path, {}, {"root": str(root)})
-    sizes = {
-        path.name: path.stat().st_size for path in (root / "step-000000001").glob("*.safetensors")
-    }
-    assert sorted(sizes) == [f"part-0000{rank}-of-00003.safetensors" for rank in (1, 2, 3)]
-    assert max(sizes.values()) < 2 * min(sizes.values())
-    assert restore(local(root)) == (1, bits_of(many_tensors(0)), [])
-
-
-def test_more_ranks_than_tensors_is_no_problem(tmp_path) -> None:
-    root = tmp_path / "checkpoints"
-    run_on_processes(save_one_tensor, 3, tmp_path, {}, {"root": str(root)})
-    assert len(list((root / "step-000000001").glob("*.safetensors"))) == 1
-    assert restore(local(root)) == (1, bits_of({"w": torch.arange(5.0)}), [])
-
-
-def save_one_tensor(world, root: str) -> None:
-    saver = new_saver_of_all(local(Path(root)), world)
-    saver.save({"w": torch.arange(5.0)}, draft(1))
-    saver.close()
+    assert len(list(root.glob("step-000000001/part-*-of-*.safetensors"))) == parts
+    found = run_on_processes(read_there, readers, tmp_path, {}, {"root": str(root)})
+    assert found == [(1, bits_of(some_tensors(seed)), [])] * readers
 
 
 def test_tensors_may_change_as_soon_as_save_returns(tmp_path) -> None:
@@ -227,37 +191,23 @@ def test_a_second_save_of_a_step_leaves_the_first_byte_by_byte(tmp_path) -> None
 
 def test_a_second_save_of_a_step_by_other_processes_leaves_the_first(tmp_path) -> None:
     root = tmp_path / "checkpoints"
-    assert run_on_processes(save_there, 2, tmp_path, {}, {"root": str(root), "seed": 1}) == [
-        [1],
-        [],
-    ]
+    save(local(root), 1, tensors_of(1))
     before = files_of(root)
-    assert run_on_processes(save_there, 3, tmp_path, {}, {"root": str(root), "seed": 2}) == [
-        [],
-        [],
-        [],
-    ]
+    given = {"root": str(root), "seed": 2}
+    assert run_on_processes(save_there, 2, tmp_path, {}, given) == [[], []]
     assert files_of(root) == before
 
 
 def test_a_step_whose_manifest_is_gone_is_told_of_and_can_be_saved_again(tmp_path) -> None:
-    save(local(tmp_path), 1, tensors_of(1))
-    save(local(tmp_path), 2, tensors_of(2))
+    for step in (1, 2, 3):
+        save(local(tmp_path), step, tensors_of(step))
+    (tmp_path / "step-000000003").rename(tmp_path / "step-000000009")  # another step's name
     (tmp_path / "step-000000002" / "manifest.json").unlink()
     step, bits, told = restore(local(tmp_path))
     assert (step, bits) == (1, bits_of(tensors_of(1)))
-    assert [bad for bad, _ in told] == [2]
+    assert [bad for bad, _ in told] == [9, 2]
     assert [done.manifest.step for done in save(local(tmp_path), 2, tensors_of(2))] == [2]
     assert restore(local(tmp_path)) == (2, bits_of(tensors_of(2)), [])
-
-
-def test_a_checkpoint_under_another_steps_name_is_passed_over(tmp_path) -> None:
-    save(local(tmp_path), 1, tensors_of(1))
-    save(local(tmp_path), 2, tensors_of(2))
-    (tmp_path / "step-000000002").rename(tmp_path / "step-000000009")
-    step, bits, told = restore(local(tmp_path))
-    assert (step, bits) == (1, bits_of(tensors_of(1)))
-    assert [bad for bad, _ in told] == [9]
 
 
 def test_a_type_that_no_file_can_hold_is_an_error_with_a_way_out(tmp_path) -> None:
@@ -265,9 +215,7 @@ def test_a_type_that_no_file_can_hold_is_an_error_with_a_way_out(tmp_path) -> No
         new_saver(local(tmp_path)).save({"w": torch.zeros(2, dtype=torch.complex128)}, draft(1))
 
 
-def test_all_bytes_are_flushed_to_disk_before_the_checkpoint_gets_its_name(
-    tmp_path, monkeypatch
-) -> None:
+def test_all_bytes_are_flushed_to_disk_before_the_checkpoint_gets_its_name(tmp_path, monkeypatch):
     happened: list[str] = []
     rename = Path.rename
 
@@ -288,15 +236,20 @@ def test_all_bytes_are_flushed_to_disk_before_the_checkpoint_gets_its_name(
     assert above == tmp_path.name
 
 
-def test_a_full_disk_is_an_error_that_finished_raises(tmp_path) -> None:
-    saver = new_saver(FullStorage(tmp_path))
+def test_a_failed_save_is_an_error_that_finished_raises_and_does_not_stop_the_next(tmp_path):
+    storage = local(tmp_path)
+    saver = new_saver(storage)
+    storage.write = FullStorage(tmp_path).write
     saver.save(tensors_of(1), draft(3))
     saver.close()
-    with pytest.raises(EnvironmentUnfit, match="No space left on device") as caught:
+    with pytest.raises(EnvironmentUnfit, match="step 3.*No space left on device") as caught:
         saver.finished()
-    assert "step 3" in caught.value.problem
     assert caught.value.fix
-    assert local(tmp_path).steps() == []
+    assert storage.steps() == []
+    del storage.write
+    saver.save(tensors_of(2), draft(4))
+    saver.close()
+    assert [done.manifest.step for done in saver.finished()] == [4]
 
 
 def test_a_file_in_the_way_is_an_error_that_names_the_folder(tmp_path) -> None:
@@ -304,22 +257,8 @@ def test_a_file_in_the_way_is_an_error_that_names_the_folder(tmp_path) -> None:
     saver = new_saver(local(tmp_path / "file" / "checkpoints"))
     saver.save(tensors_of(1), draft(3))
     saver.close()
-    with pytest.raises(EnvironmentUnfit, match="cannot write .*file/checkpoints"):
+    with pytest.raises(EnvironmentUnfit, match="file/checkpoints"):
         saver.finished()
-
-
-def test_a_failed_save_does_not_stop_the_next(tmp_path) -> None:
-    storage = local(tmp_path)
-    saver = new_saver(storage)
-    storage.write = FullStorage(tmp_path).write
-    saver.save(tensors_of(1), draft(1))
-    saver.close()
-    with pytest.raises(EnvironmentUnfit):
-        saver.finished()
-    del storage.write
-    saver.save(tensors_of(2), draft(2))
-    saver.close()
-    assert [done.manifest.step for done in saver.finished()] == [2]
 
 
 def save_with_one_full_disk(world, root: str, full: int) -> str:
@@ -335,11 +274,11 @@ def save_with_one_full_disk(world, root: str, full: int) -> str:
     return ""
 
 
-@pytest.mark.parametrize("full", [0, 1, 2])
+@pytest.mark.parametrize("full", [0, 1])
 def test_a_rank_that_cannot_write_is_heard_of_by_all(full, tmp_path) -> None:
     root = tmp_path / "checkpoints"
     said = run_on_processes(
-        save_with_one_full_disk, 3, tmp_path, {}, {"root": str(root), "full": full}
+        save_with_one_full_disk, 2, tmp_path, {}, {"root": str(root), "full": full}
     )
     assert all("No space left on device" in problem for problem in said), said
     assert local(root).steps() == []
@@ -360,10 +299,8 @@ def give_up(world, root: str) -> str:
 
 
 def test_a_save_that_lacks_a_rank_never_exists(tmp_path) -> None:
-    assert run_on_processes(give_up, 2, tmp_path, {}, {"root": str(tmp_path / "checkpoints")}) == [
-        "",
-        "",
-    ]
+    said = run_on_processes(give_up, 2, tmp_path, {}, {"root": str(tmp_path / "checkpoints")})
+    assert said == ["", ""]
 
 
 @pytest.mark.parametrize(
@@ -399,10 +336,7 @@ def test_nothing_is_deleted_for_a_newest_that_does_not_verify(tmp_path) -> None:
     saver.save(tensors_of(3), draft(3))
     saver.close()
     assert [done.manifest.step for done in saver.finished()] == [3]
-    with pytest.raises(
-        EnvironmentUnfit,
-        match="cannot save step 3: .*step-000000003 is damaged: .* has other bytes than were written",
-    ):
+    with pytest.raises(EnvironmentUnfit, match="step-000000003 is damaged"):
         saver.finished()
     assert files_of(tmp_path / "step-000000002") == before
     step, bits, told = restore(local(tmp_path))
@@ -420,16 +354,6 @@ def test_a_checkpoint_that_cannot_be_judged_is_not_deleted(tmp_path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000000001", "step-000000003"]
 
 
-def test_a_deletion_that_was_interrupted_does_not_stop_a_later_one(tmp_path) -> None:
-    (tmp_path / ".deleted-step-000000001").mkdir()
-    (tmp_path / ".deleted-step-000000001" / "part").write_text("left")
-    saver = new_saver(local(tmp_path), retention=Retention(1))
-    for step in (1, 2):
-        saver.save(tensors_of(step), draft(step))
-    saver.close()
-    assert [done.manifest.step for done in saver.finished()] == [1, 2]
-
-
 def test_leftovers_of_interrupted_saves_are_never_taken_and_are_swept(tmp_path) -> None:
     save(local(tmp_path), 1, tensors_of(1))
     saver = new_saver(DyingStorage(tmp_path))
@@ -437,22 +361,20 @@ def test_leftovers_of_interrupted_saves_are_never_taken_and_are_swept(tmp_path) 
     saver.close()
     with pytest.raises(EnvironmentUnfit, match="SystemError"):
         saver.finished()
-    (tmp_path / ".deleted-step-000000000").mkdir()
+    (tmp_path / ".deleted-step-000000001").mkdir()
+    (tmp_path / ".deleted-step-000000001" / "part").write_text("left")
     assert len(list(tmp_path.iterdir())) == 3
     assert local(tmp_path).steps() == [1]
-    local(tmp_path).sweep()
-    assert [path.name for path in tmp_path.iterdir()] == ["step-000000001"]
-    assert restore(local(tmp_path)) == (1, bits_of(tensors_of(1)), [])
-
-
-def test_a_sweep_leaves_what_is_not_ours(tmp_path) -> None:
-    save(local(tmp_path), 1, tensors_of(1))
-    for name in ("notes.txt", "aside-step-000000009", "step-x", ".git"):
+    not_ours = ["notes.txt", "aside-step-000000009", "step-x", ".git"]
+    for name in not_ours:
         (tmp_path / name).mkdir()
-    before = sorted(path.name for path in tmp_path.iterdir())
+    saver = new_saver(local(tmp_path), retention=Retention(1))
+    saver.save(tensors_of(2), draft(2))  # deletes step 1, whose deletion was interrupted before
+    saver.close()
+    assert [done.manifest.step for done in saver.finished()] == [2]
     local(tmp_path).sweep()
-    assert sorted(path.name for path in tmp_path.iterdir()) == before
-    assert local(tmp_path).steps() == [1]
+    assert {path.name for path in tmp_path.iterdir()} == {"step-000000002", *not_ours}
+    assert restore(local(tmp_path)) == (2, bits_of(tensors_of(2)), [])
 
 
 def test_a_checkpoint_set_aside_twice_is_kept_twice(tmp_path) -> None:
@@ -533,47 +455,15 @@ def test_nothing_in_a_checkpoint_is_a_pickle(tmp_path) -> None:
             list(pickletools.genops(content))
 
 
-def test_no_module_that_touches_checkpoints_knows_pickle() -> None:
-    reader = SOURCE / "checkpoint" / "importing" / "torch_file.py"  # see tests/test_architecture.py
-    for path in [
-        *({*(SOURCE / "checkpoint").rglob("*.py")} - {reader}),
-        *(SOURCE / "train").glob("*.py"),
-        SOURCE / "world" / "mailbox.py",
-    ]:
-        tree = ast.parse(path.read_text())
-        names = {
-            alias.name
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Import)
-            for alias in node.names
-        }
-        names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-        assert not {name.split(".")[0] for name in names} & {
-            "pickle",
-            "cloudpickle",
-            "dill",
-            "shelve",
-            "marshal",
-        }, path
-        called = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-        assert not called & {"load_state_dict_from_url", "unpickle"}, path
-        assert "torch.load(" not in path.read_text(), path
-        assert "torch.save(" not in path.read_text(), path
-
-
 def test_memory_that_is_still_being_written_is_never_filled_again(tmp_path) -> None:
     storage = SlowStorage(tmp_path)
     saver = new_saver(storage, silence_s=0.2)
     saver.save(tensors_of(1), draft(1))
-    with pytest.raises(
-        EnvironmentUnfit, match="cannot save step 2: the save before it is still being written"
-    ):
+    with pytest.raises(EnvironmentUnfit, match="step 2.*still being written"):
         saver.save(tensors_of(2), draft(2))
     storage.go.set()
     saver.close()
-    with pytest.raises(
-        EnvironmentUnfit, match="cannot save step 1: another rank did not write its part in time"
-    ):
+    with pytest.raises(EnvironmentUnfit, match="step 1.*in time"):
         saver.finished()
 
 

@@ -27,13 +27,8 @@ def random_tensor(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.G
     """Return random bits, whatever number they stand for."""
     width = torch.empty((), dtype=dtype).element_size()
     count = torch.Size(shape).numel()
-    raw = torch.randint(
-        0,
-        2 if dtype is torch.bool else 256,
-        (count * width,),
-        dtype=torch.uint8,
-        generator=generator,
-    )
+    values = 2 if dtype is torch.bool else 256
+    raw = torch.randint(values, (count * width,), dtype=torch.uint8, generator=generator)
     return raw.view(dtype).reshape(shape)
 
 
@@ -85,11 +80,8 @@ def restore(
     found = newest_good(storage, world, lambda step, why: told.append((step, why)))
     if found is None:
         return 0, {}, told
-    return (
-        found.step,
-        bits_of({name: value.clone() for name, value in read_tensors(storage, found)}),
-        told,
-    )
+    tensors = {name: value.clone() for name, value in read_tensors(storage, found)}
+    return found.step, bits_of(tensors), told
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

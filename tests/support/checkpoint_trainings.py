@@ -51,25 +51,26 @@ class Numbered(torch.optim.Optimizer):
                 parameter -= group["lr"] * factor * parameter.grad  # noqa: PLW2901
 
 
+def _of(kind: type[torch.optim.Optimizer], factor: float = 1.0, **options: Any) -> Any:
+    return lambda parameters, lr: kind(parameters, lr=lr * factor, **options)
+
+
 OPTIMIZERS = {
-    "AdamW": lambda parameters, lr: torch.optim.AdamW(parameters, lr=lr),
-    "AdamW amsgrad": lambda parameters, lr: torch.optim.AdamW(parameters, lr=lr, amsgrad=True),
-    "AdamW fused": lambda parameters, lr: torch.optim.AdamW(parameters, lr=lr, fused=True),
-    "SGD": lambda parameters, lr: torch.optim.SGD(parameters, lr=lr),
-    "SGD momentum": lambda parameters, lr: torch.optim.SGD(
-        parameters, lr=lr, momentum=0.9, nesterov=True
-    ),
-    "Adadelta": lambda parameters, lr: torch.optim.Adadelta(parameters, lr=lr * 100),
-    "Adagrad": lambda parameters, lr: torch.optim.Adagrad(parameters, lr=lr),
-    "Adamax": lambda parameters, lr: torch.optim.Adamax(parameters, lr=lr),
-    "Adafactor": lambda parameters, lr: torch.optim.Adafactor(parameters, lr=lr),
-    "ASGD": lambda parameters, lr: torch.optim.ASGD(parameters, lr=lr, t0=3),
-    "NAdam": lambda parameters, lr: torch.optim.NAdam(parameters, lr=lr),
-    "RAdam": lambda parameters, lr: torch.optim.RAdam(parameters, lr=lr),
-    "RMSprop": lambda parameters, lr: torch.optim.RMSprop(
-        parameters, lr=lr, momentum=0.5, centered=True
-    ),
-    "Rprop": lambda parameters, lr: torch.optim.Rprop(parameters, lr=lr),
+    "Python numbers": Numbered,
+    "AdamW": _of(torch.optim.AdamW),
+    "AdamW amsgrad": _of(torch.optim.AdamW, amsgrad=True),
+    "AdamW fused": _of(torch.optim.AdamW, fused=True),
+    "SGD": _of(torch.optim.SGD),
+    "SGD momentum": _of(torch.optim.SGD, momentum=0.9, nesterov=True),
+    "Adadelta": _of(torch.optim.Adadelta, 100),
+    "Adagrad": _of(torch.optim.Adagrad),
+    "Adamax": _of(torch.optim.Adamax),
+    "Adafactor": _of(torch.optim.Adafactor),
+    "ASGD": _of(torch.optim.ASGD, t0=3),
+    "NAdam": _of(torch.optim.NAdam),
+    "RAdam": _of(torch.optim.RAdam),
+    "RMSprop": _of(torch.optim.RMSprop, momentum=0.5, centered=True),
+    "Rprop": _of(torch.optim.Rprop),
 }
 
 
