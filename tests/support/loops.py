@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,8 +15,61 @@ from torch.nn.functional import mse_loss
 
 import paceline
 from paceline.config import RunConfig
+from paceline.config.values import with_settings
 from paceline.train.saving.state import state_digest
 from paceline.world.world import World
+
+SHORT = {"batch.global_size": 8, "batch.lanes": 4, "epochs": 2, "checkpoint.every": "end"}
+
+
+def config_in(folder: Path, **settings: object) -> RunConfig:
+    """Return the settings of a short training in four lanes, whose run lies in a folder."""
+    return with_settings(RunConfig(), SHORT | {"runs": str(folder)} | settings)
+
+
+def events_in(folder: Path, kind: str = "", name: str = "run") -> list[dict[str, Any]]:
+    """Return the events of a run of a folder, or those of one kind."""
+    lines = (folder / name / "events.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if kind in {"", event["event"]}]
+
+
+def line(
+    run: paceline.Run, lr: float = 1e-5, **options: Any
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Give a run a model of two numbers and its optimizer."""
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, **options)
+    assert run.model(model) is model
+    assert run.optimizer(optimizer) is optimizer
+    return model, optimizer
+
+
+def updated(
+    run: paceline.Run, data: Any, **how: Any
+) -> Iterator[tuple[nn.Module, Any, paceline.Step]]:
+    """Train the model of two numbers; yield it, its optimizer and each step after its update."""
+    model, optimizer = line(run)
+    for step in run.steps(data, **how):
+        run.update(optimizer, squares(model), step)
+        yield model, optimizer, step
+
+
+class Patience:
+    """Something with a state, as early stopping has it."""
+
+    def __init__(self) -> None:
+        self.best, self.bad, self.history = 1e9, 0, ()
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+
+def squares(model: nn.Module) -> Callable[[Any], torch.Tensor]:
+    """Return a loss that needs no targets."""
+    return lambda batch: model(batch[0]).square().mean()
 
 
 class RunIn(paceline.Run):

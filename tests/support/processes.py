@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -79,6 +79,22 @@ def run_on_processes(
     failed = "\n".join(text for good, text in answers if not good)
     assert not failed, failed
     return [value for _, value in answers]
+
+
+def in_worlds(
+    test: Callable[..., Any],
+    folder: Path,
+    settings: Mapping[str, Any],
+    given: Mapping[str, Any] | None = None,
+    worlds: Iterable[int] = (1, 3),
+) -> Any:
+    """Call a function on every rank of several worlds, each with runs of its own; return the one answer that all give."""
+    answers = []
+    for size in worlds:
+        own = {**settings, "runs": str(folder / f"world-{size}")}
+        answers += run_on_processes(test, size, folder, own, given)
+    assert all(answer == answers[0] for answer in answers), answers
+    return answers[0]
 
 
 def _answer(rank: int, process: Any, pipe: Connection) -> tuple[bool, Any]:

@@ -22,7 +22,7 @@ from paceline.train.step.updates import UpdateCall
 from paceline.train.strategy import Strategy
 from paceline.world.world import World
 from support.loops import lanes_of
-from support.processes import run_on_processes
+from support.processes import in_worlds, run_on_processes
 
 
 def _may_capture(world, optimizers, config):
@@ -51,21 +51,15 @@ def test_what_cannot_be_captured_is_said(settings, reason, capsys):
     assert reason in capsys.readouterr().err
 
 
-class _Double(nn.Linear):
-    """A head of other numbers than the rest: its gradients cross the ranks in a bucket of their own."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__(width, 1, dtype=torch.float64)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return super().forward(inputs.double()).float()
-
-
 def lanes_added(config, world) -> list[float]:
     """Take two steps of lanes without DDP, the second as if it had been replayed; return loss and a digest of the gradients."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(5, 300), nn.Tanh(), _Double(300))
-    parameters = list(model.parameters())
+    # A head of other numbers than the rest: its gradients cross the ranks in a bucket of their own.
+    model, head = (
+        nn.Sequential(nn.Linear(5, 300), nn.Tanh()),
+        nn.Linear(300, 1, dtype=torch.float64),
+    )
+    parameters = [*model.parameters(), *head.parameters()]
     data = torch.randn(50, 5), torch.randn(50, 1)
     add = BucketedSum(parameters, config.batch.lanes, world, PhaseClock(), exact=True)
     found: list[float] = []
@@ -73,7 +67,7 @@ def lanes_added(config, world) -> list[float]:
         add.begin()
         notes = []
         for lane in step.lanes:
-            value = mse_loss(model(lane.batch[0]), lane.batch[1])
+            value = mse_loss(head(model(lane.batch[0]).double()).float(), lane.batch[1])
             notes.append(Note(value.item() * lane.samples, float(lane.samples)))
             add.before_lane(notes[-1], last=False)
             value.backward()
@@ -81,20 +75,15 @@ def lanes_added(config, world) -> list[float]:
                 add.after_lane()
         alone = world.size == 1
         total = add.finish() if alone else add.send_results(add.lane_results(), notes)
-        found += [
-            total.loss,
-            total.counted,
-            *(float(value.grad.double().sum()) for value in parameters),
-        ]
+        found += [total.loss, total.counted]
+        found += [float(value.grad.double().sum()) for value in parameters]
         found += parameters[0].grad.flatten().tolist()
     return found
 
 
 def test_gradients_that_cross_the_ranks_at_once_have_the_bits_of_one_rank(tmp_path):
     given = {"batch.lanes": 5, "batch.global_size": 25, "epochs": 1}
-    alone = run_on_processes(lanes_added, 1, tmp_path, given)[0]
-    for size in (2, 3, 4):
-        assert run_on_processes(lanes_added, size, tmp_path, given) == [alone] * size
+    in_worlds(lanes_added, tmp_path, given, worlds=(1, 2, 3))
 
 
 def _call(optimizer, batch=None, loss=mse_loss):
@@ -105,6 +94,15 @@ def _call(optimizer, batch=None, loss=mse_loss):
 
 def _adamw():
     return torch.optim.AdamW(nn.Linear(2, 1).parameters(), lr=torch.tensor(0.1))
+
+
+def kinds_before_and_after(change, *, optimizer=None, module=None) -> list[object]:
+    """Return the kind of an update before a change by the script, again, and after it."""
+    optimizer = optimizer or _adamw()
+    kinds = UpdateKinds([module] if module else [])
+    found = [kinds.kind_of(_call(optimizer), 1, 0) for _ in range(2)]
+    change(optimizer)
+    return [*found, kinds.kind_of(_call(optimizer), 1, 0)]
 
 
 @pytest.mark.parametrize(
@@ -122,11 +120,28 @@ def test_batches_of_another_form_are_of_another_kind(one, other):
     assert found[0] == found[1] != found[2]
 
 
+def test_what_the_script_changes_is_another_kind_unless_a_graph_reads_it():
+    dropout, optimizer = nn.Dropout(0.2), _adamw()
+    betas = torch.tensor(0.9), torch.tensor(0.999)
+    optimizer.param_groups[0]["betas"] = betas
+
+    def changed(**options):
+        return lambda optimizer: optimizer.param_groups[0].update(options)
+
+    for read in (lambda _: betas[0].fill_(0.8), lambda opt: opt.param_groups[0]["lr"].fill_(0.2)):
+        assert len(set(kinds_before_and_after(read, optimizer=optimizer))) == 1
+    for change in (
+        changed(betas=tuple(value.clone() for value in betas)),
+        changed(lr=0.1),
+        lambda _: setattr(dropout, "p", 0.4),
+    ):
+        first, again, after = kinds_before_and_after(change, optimizer=optimizer, module=dropout)
+        assert first == again != after
+
+
 def test_an_option_that_a_scheduler_changes_is_another_kind_and_at_last_an_obstacle():
     kinds, optimizer = UpdateKinds([]), _adamw()
     first = kinds.kind_of(_call(optimizer), 1, 0)
-    optimizer.param_groups[0]["lr"].fill_(0.2)  # a graph reads it
-    assert kinds.kind_of(_call(optimizer), 1, 0) == first
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=40)
     for step in range(20):
         assert bool(kinds.too_many(_call(optimizer))) == (step > 16)
@@ -134,35 +149,6 @@ def test_an_option_that_a_scheduler_changes_is_another_kind_and_at_last_an_obsta
         optimizer.step()
         schedule.step()
     assert "changed betas of AdamW" in kinds.too_many(_call(optimizer))
-
-
-def test_betas_that_are_tensors_are_told_apart_by_where_they_lie():
-    kinds, optimizer = UpdateKinds([]), _adamw()
-    group, betas = optimizer.param_groups[0], (torch.tensor(0.9), torch.tensor(0.999))
-    group["betas"] = betas
-    found = [kinds.kind_of(_call(optimizer), 1, 0)]
-    betas[0].fill_(0.8)  # a graph reads it
-    found.append(kinds.kind_of(_call(optimizer), 1, 0))
-    group["betas"] = tuple(value.clone() for value in betas)
-    found.append(kinds.kind_of(_call(optimizer), 1, 0))
-    assert found[0] == found[1] != found[2]
-
-
-def test_a_number_of_a_module_that_the_script_changes_is_another_kind():
-    dropout, optimizer = nn.Dropout(0.2), _adamw()
-    kinds = UpdateKinds([dropout])
-    found = [kinds.kind_of(_call(optimizer), 1, 0)]
-    for number in (0.2, 0.4):
-        dropout.p = number
-        found.append(kinds.kind_of(_call(optimizer), 1, 0))
-    assert found[0] == found[1] != found[2]
-
-
-def test_a_rate_that_is_assigned_as_a_number_is_another_kind():
-    kinds, optimizer = UpdateKinds([]), _adamw()
-    first = kinds.kind_of(_call(optimizer), 1, 0)
-    optimizer.param_groups[0]["lr"] = 0.1
-    assert kinds.kind_of(_call(optimizer), 1, 0) != first
 
 
 def test_a_number_that_the_loss_reads_is_part_of_the_kind_and_named_if_it_changes_often():
@@ -173,14 +159,14 @@ def test_a_number_that_the_loss_reads_is_part_of_the_kind_and_named_if_it_change
 
     kinds, found = UpdateKinds([]), []
     for step in range(20):
-        weight = (
-            1.0 + step // 2 * (step < 4) + step * (step >= 4)
-        )  # 1, 1, 2, 2, then another in every step
+        # 1, 1, 2, 2, then another in every step
+        weight = 1.0 + (step if step >= 4 else step // 2)
         found.append(kinds.kind_of(_call(optimizer, loss=loss), 1, 0))
     assert found[0] == found[1] != found[2] == found[3]
     assert len(set(found)) == 18
     reason = kinds.too_many(_call(optimizer, loss=loss))
-    assert reason.startswith("the script has changed weight that the loss reads 17 times")
+    assert "weight" in reason
+    assert "17 times" in reason
 
 
 @pytest.mark.parametrize("fault", ["", "another beta", "another buffer"])
@@ -207,7 +193,7 @@ def test_a_replayed_change_is_compared_and_the_eager_one_is_kept(fault):
 
     expected = copy.deepcopy(model), copy.deepcopy(optimizer.state_dict())
     text = ChangedState([model], optimizer, gradients).difference(eager, {"the replay": replay})
-    assert text.startswith("the replay has changed") == bool(fault)
+    assert ("the replay" in text) == bool(fault)
     assert rate._version == 0  # a write would be taken for one by the script
     twin = torch.optim.AdamW(expected[0].parameters(), lr=0.1)
     twin.load_state_dict(expected[1])

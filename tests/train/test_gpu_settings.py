@@ -71,14 +71,12 @@ def train(config: RunConfig) -> None:
             run.update(optimizer, lambda batch: model(batch[0]).mean(), step)
 
 
-def test_a_run_with_chosen_settings_is_refused_by_name_where_they_are_not_chosen(
-    tmp_path: Path,
-) -> None:
+def test_a_run_with_chosen_settings_is_refused_by_name_where_they_are_not_chosen(tmp_path):
     config = RunConfig(runs=str(tmp_path), device="cpu")
     train(choose(config, {"precision": "bf16"}))
     with pytest.raises(ConfigError, match="precision bf16 -> fp32") as error:
         train(config)
-    assert "resume as it began with precision=bf16, " in error.value.fix
+    assert "precision=bf16" in error.value.fix
     with pytest.raises(ConfigError) as error:
         train(with_values(config, seed=3))
     assert "as it began" not in error.value.fix

@@ -72,7 +72,7 @@ def test_a_run_is_called_like_its_script_and_keeps_it(home: Path, train) -> None
 def test_another_text_is_said_once_and_a_complete_run_is_refused_then(home: Path, train) -> None:
     train("epochs=1")
     edit(home / "rates.py", "0.5", "0.25")
-    with pytest.raises(ConfigError, match=r"name=train is complete.*`RATE = 0.25`") as refused:
+    with pytest.raises(ConfigError, match=r"name=train .*RATE = 0.25") as refused:
         train("epochs=1")
     assert "resume=never" in refused.value.fix
     assert "this run is complete" in train("epochs=1", "resume=changed")
@@ -102,9 +102,7 @@ def test_another_script_of_the_same_name_is_refused_and_a_moved_project_is_not(
     assert "resumed after step 2" in train("epochs=3", "name=x", script=str(moved / "other.py"))
 
 
-def test_a_copy_is_the_script_that_the_launcher_names_and_other_files_are_not(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_is_the_script_that_the_launcher_names_and_other_files_are_not(home, monkeypatch):
     (home / ".git").mkdir()
     (home / "a").mkdir()
     origin, copy = home / "a" / "train.py", home / "runs" / "copy.py"

@@ -57,9 +57,7 @@ class Slots(RunConfig):
     ("kind", "typed"),
     [(OtherType, "precision: Literal['fp32', "), (NoAnnotation, "= 'bf16'"), (NoDataclass, "@dataclass(frozen=True)")],
 )  # fmt: skip
-def test_a_class_of_settings_that_would_have_no_effect_is_refused(
-    kind: type[RunConfig], typed: str
-) -> None:
+def test_a_class_of_settings_that_would_have_no_effect_is_refused(kind, typed):
     with pytest.raises(ConfigError) as refused:
         config_from_words(kind, [])
     assert typed in refused.value.fix

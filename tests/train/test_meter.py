@@ -39,15 +39,17 @@ def speed_of(config: RunConfig, clock: list[float], seconds: list[float]) -> tup
     return meter.close(OneRank())  # type: ignore[arg-type]
 
 
-def test_a_compiled_run_is_as_fast_as_its_later_steps(clock: list[float]) -> None:
-    seconds = [30.0, 1.0, 2.0, 0.5, 0.5]
-    assert speed_of(RunConfig(compile=True), clock, seconds) == (1.0, 16.0)
-    assert speed_of(RunConfig(capture="auto"), clock, seconds) == (1.0, 16.0)
-    assert speed_of(RunConfig(), clock, seconds) == (1.0, 40 / 34)
-
-
-def test_a_run_of_nothing_but_warm_up_has_the_speed_of_that(clock: list[float]) -> None:
-    assert speed_of(RunConfig(compile=True), clock, [3.0, 1.0]) == (1.0, 4.0)
+@pytest.mark.parametrize(
+    ("config", "seconds", "speed"),
+    [
+        (RunConfig(compile=True), [30.0, 1.0, 2.0, 0.5, 0.5], 16.0),
+        (RunConfig(capture="auto"), [30.0, 1.0, 2.0, 0.5, 0.5], 16.0),
+        (RunConfig(), [30.0, 1.0, 2.0, 0.5, 0.5], 40 / 34),
+        (RunConfig(compile=True), [3.0, 1.0], 4.0),  # nothing but warm-up
+    ],
+)
+def test_a_compiled_run_is_as_fast_as_its_later_steps(config, seconds, speed, clock) -> None:
+    assert speed_of(config, clock, seconds) == (1.0, speed)
 
 
 def test_an_evaluation_within_a_first_step_is_left_out_once(clock: list[float]) -> None:

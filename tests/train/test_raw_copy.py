@@ -46,40 +46,31 @@ def test_a_plain_tensor_is_copied_by_the_driver(driver: Driver) -> None:
     assert driver.copied == 24
 
 
-@pytest.mark.parametrize(
-    "given",
-    [torch.arange(6).view(2, 3), torch.arange(6.0).view(3, 2).t(), torch.arange(3.0)],
-    ids=["another dtype", "another order", "another shape"],
-)
-def test_others_are_copied_by_torch(driver: Driver, given: torch.Tensor) -> None:
-    assert torch.equal(filled(given), given.float().expand(2, 3))
+CASES = {
+    "another dtype": (torch.arange(6).view(2, 3), torch.zeros(2, 3)),
+    "another order": (torch.arange(6.0).view(3, 2).t(), torch.zeros(2, 3)),
+    "another shape": (torch.arange(3.0), torch.zeros(2, 3)),
+    "conjugate": (
+        torch.ones(2, 3, dtype=torch.complex64).mul(1j).conj(),
+        torch.zeros(2, 3, dtype=torch.complex64),
+    ),
+    "negative": (torch._neg_view(torch.ones(2, 3)), torch.zeros(2, 3)),
+    "destination in another order": (torch.arange(6.0).view(2, 3), torch.zeros(3, 2).t()),
+}
+
+
+@pytest.mark.parametrize(("given", "to"), CASES.values(), ids=CASES)
+def test_others_are_copied_by_torch(driver: Driver, given: torch.Tensor, to: torch.Tensor) -> None:
+    assert torch.equal(filled(given, to), given.to(to.dtype).expand(2, 3))
     assert driver.copied == 0
 
 
-@pytest.mark.parametrize(
-    "given",
-    [torch.ones(2, 3, dtype=torch.complex64).mul(1j).conj(), torch._neg_view(torch.ones(2, 3))],
-    ids=["conjugate", "negative"],
-)
-def test_numbers_that_differ_from_their_memory_are_copied_by_torch(
-    driver: Driver, given: torch.Tensor
+@pytest.mark.parametrize("has_driver", [True, False])
+def test_torch_copies_what_the_driver_refuses_and_where_there_is_none(
+    driver: Driver, has_driver: bool, monkeypatch
 ) -> None:
-    assert torch.equal(filled(given, torch.zeros(2, 3, dtype=given.dtype)), given)
-    assert driver.copied == 0
-
-
-def test_a_destination_in_another_order_is_filled_by_torch(driver: Driver) -> None:
-    given = torch.arange(6.0).view(2, 3)
-    assert torch.equal(filled(given, torch.zeros(3, 2).t()), given)
-    assert driver.copied == 0
-
-
-def test_torch_copies_what_the_driver_refuses(driver: Driver) -> None:
     driver.status = 201  # the thread has no context
+    if not has_driver:
+        monkeypatch.setattr(raw_copy, "_driver_copy", lambda: None)
     given = torch.arange(6.0).view(2, 3)
     assert torch.equal(filled(given), given)
-
-
-def test_without_a_driver_torch_copies(monkeypatch) -> None:
-    monkeypatch.setattr(raw_copy, "_driver_copy", lambda: None)
-    assert filled(torch.ones(2, 3)).sum() == 6

@@ -34,16 +34,11 @@ def counted(output: Tensor, target: Tensor) -> tuple[Tensor, int]:
 
 @on_processes(1, **{"batch.global_size": 24, "batch.lanes": 4, "steps": 3})
 def test_a_sum_is_mentioned_once_and_a_mean_is_not(config, world) -> None:
-    said: list[str] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(losses.terminal, "error", said.append)
-        for loss in (mean, scaled, counted):
-            fit(world, config, nn.Linear(6, 6), (ROWS, ROWS), loss=loss)
-        assert said == []
-        for loss in (summed, summed_by_hand):
-            fit(world, config, nn.Linear(6, 6), (ROWS, ROWS), loss=loss)
-    assert len(said) == 2
-    assert all("4 lanes" in text for text in said)
+    for loss in (mean, scaled, counted):
+        assert said_of(world, config, loss, ROWS, nn.Linear(6, 6)) == []
+    for loss in (summed, summed_by_hand):
+        [said] = said_of(world, config, loss, ROWS, nn.Linear(6, 6))
+        assert "4 lanes" in said
 
 
 WORDS = torch.randint(0, 6, (48, 5), generator=torch.Generator().manual_seed(2))
@@ -94,11 +89,11 @@ def counted_tokens(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     return tokens(output, target) * count, count
 
 
-def said_of(world, config, loss, target: Tensor) -> list[str]:
+def said_of(world, config, loss, target: Tensor, model: nn.Module | None = None) -> list[str]:
     said: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(losses.terminal, "error", said.append)
-        fit(world, config, nn.Linear(6, 30), (ROWS, target), loss=loss)
+        fit(world, config, model or nn.Linear(6, 30), (ROWS, target), loss=loss)
     return said
 
 
@@ -129,17 +124,7 @@ def contrastive(output: Tensor, _: Tensor) -> Tensor:
 
 @on_processes(1, **{"batch.global_size": 24, "batch.lanes": 4, "steps": 2})
 def test_a_loss_that_compares_the_samples_of_a_lane_is_mentioned_once(config, world) -> None:
-    said: list[str] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(losses.terminal, "error", said.append)
-        fit(
-            world,
-            config,
-            nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6, bias=False)),
-            (ROWS, ROWS),
-            loss=mean,
-        )
-        assert said == []
-        fit(world, config, nn.Linear(6, 6), (ROWS, ROWS), loss=contrastive)
-    assert len(said) == 1
-    assert "over_batch" in said[0]
+    two = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6, bias=False))
+    assert said_of(world, config, mean, ROWS, two) == []
+    [said] = said_of(world, config, contrastive, ROWS, nn.Linear(6, 6))
+    assert "over_batch" in said
