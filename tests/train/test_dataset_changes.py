@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import Dataset, Subset
 
 import paceline
@@ -18,7 +17,7 @@ from paceline.config.values import with_settings
 from paceline.errors import ConfigError
 from paceline.train.saving.state import state_digest
 from paceline.world.world import World
-from support.loops import RunIn
+from support.loops import RunIn, line
 from support.processes import run_on_processes
 
 SETTINGS = {"batch.global_size": 4, "batch.lanes": 2, "epochs": 3, "checkpoint.every": "end"}
@@ -62,6 +61,20 @@ class Wrapper(Dataset):
         return self.base[index]
 
 
+def stepped(
+    folder: Path, data: Any, callbacks: tuple[paceline.Callback, ...] = (), **settings: Any
+) -> Iterator[tuple[paceline.Run, paceline.Step]]:
+    """Train on a dataset; yield the run and each step after its update."""
+    config = with_settings(paceline.RunConfig(), SETTINGS | {"runs": str(folder)} | settings)
+    with paceline.Run(config, callbacks=callbacks) as run:
+        if hasattr(data, "state_dict"):
+            run.track(data=data)
+        model, optimizer = line(run, lr=0.0)
+        for step in run.steps(data):
+            run.update(optimizer, lambda batch: model(batch).mean(), step)
+            yield run, step
+
+
 def rows_of(
     folder: Path,
     data: Any,
@@ -69,17 +82,12 @@ def rows_of(
     **settings: Any,
 ) -> list[list[float]]:
     """Return the samples of every step."""
-    config = with_settings(paceline.RunConfig(), SETTINGS | {"runs": str(folder)} | settings)
     rows = []
-    with RunIn(World(), config) as run:
-        model = run.model(nn.Linear(1, 1))
-        optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.0))
-        for step in run.steps(data):
-            run.update(optimizer, lambda batch: model(batch).mean(), step)
-            rows.append([float(value) for lane in step.lanes for value in lane.flatten()])
-            body(step)
-            if step.index == 0:
-                run.evaluate(data, lambda batch: {"mean": batch.flatten()})
+    for run, step in stepped(folder, data, **settings):
+        rows.append([float(value) for lane in step.lanes for value in lane.flatten()])
+        body(step)
+        if step.index == 0:
+            run.evaluate(data, lambda batch: {"mean": batch.flatten()})
     return rows
 
 
@@ -97,9 +105,7 @@ def test_set_epoch_comes_before_the_first_sample_of_an_epoch_with_and_without_wo
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_script_that_calls_set_epoch_as_paceline_does_is_right(
-    tmp_path: Path, workers: int
-) -> None:
+def test_a_script_that_calls_set_epoch_as_paceline_does_is_right(tmp_path, workers):
     class Keyed(WithEpochs):
         def set_epoch(self, epoch: int) -> None:
             self.epoch, self.generator = epoch, numpy.random.default_rng(epoch)
@@ -115,26 +121,6 @@ def test_a_script_that_calls_set_epoch_as_paceline_does_is_right(
     assert rows_of(tmp_path / "called", data, body, **{"read.workers": workers}) == expected
 
 
-def assigned(data: Any, step: paceline.Step) -> None:
-    data.level = step.epoch + 1
-
-
-def replaced(data: Any, step: paceline.Step) -> None:
-    data.order = data.order[::-1].copy()
-
-
-def appended(data: Any, step: paceline.Step) -> None:
-    data.base.names.append("more")
-
-
-def nested(data: Any, step: paceline.Step) -> None:
-    data.base.strength = 0.1 * step.index
-
-
-def from_one(data: Any, step: paceline.Step) -> None:
-    data.set_epoch(step.epoch + 1)
-
-
 def named() -> Wrapper:
     base = Levels()
     base.names = ["one"]
@@ -145,26 +131,23 @@ def named() -> Wrapper:
 @pytest.mark.parametrize(
     ("make", "change", "name"),
     [
-        (Levels, assigned, "Levels.level"),
-        (Levels, replaced, "Levels.order"),
-        (named, appended, "Levels.names"),
-        (lambda: Wrapper(Wrapper(Levels())), nested, "Wrapper.strength"),
-        (WithEpochs, from_one, "WithEpochs."),
+        (Levels, lambda data, step: vars(data).update(level=step.epoch + 1), "Levels.level"),
+        (Levels, lambda data, _: vars(data).update(order=data.order[::-1].copy()), "Levels.order"),
+        (named, lambda data, _: data.base.names.append("more"), "Levels.names"),
+        (
+            lambda: Wrapper(Wrapper(Levels())),
+            lambda data, step: vars(data.base).update(strength=0.1 * step.index),
+            "Wrapper.strength",
+        ),
+        (WithEpochs, lambda data, step: data.set_epoch(step.epoch + 1), "WithEpochs."),
+        (lambda: torch.arange(8.0).view(8, 1), lambda data, _: data.add_(1.0), "tensor 0"),
     ],
 )
-def test_what_the_loop_changes_is_refused_by_name(
-    tmp_path: Path, make: Callable[[], Any], change: Callable, name: str, workers: int
-) -> None:
+def test_what_the_loop_changes_is_refused_by_name(tmp_path, make, change, name, workers):
     data = make()
     with pytest.raises(ConfigError, match=name) as found:
         rows_of(tmp_path, data, lambda step: change(data, step), **{"read.workers": workers})
-    assert "set_epoch" in found.value.fix
-
-
-def test_tensors_that_the_loop_writes_to_are_refused(tmp_path: Path) -> None:
-    data = torch.arange(8.0).view(8, 1)
-    with pytest.raises(ConfigError, match="tensor 0"):
-        rows_of(tmp_path, data, lambda step: data.add_(1.0))
+    assert name == "tensor 0" or "set_epoch" in found.value.fix
 
 
 def test_a_tracked_dataset_may_change_without_workers(tmp_path: Path) -> None:
@@ -175,33 +158,20 @@ def test_a_tracked_dataset_may_change_without_workers(tmp_path: Path) -> None:
         def load_state_dict(self, state: dict) -> None:
             self.level = state["level"]
 
-    config = with_settings(paceline.RunConfig(), SETTINGS | {"runs": str(tmp_path)})
     data, levels = Tracked(), []
-    with RunIn(World(), config) as run:
-        run.track(data=data)
-        model = run.model(nn.Linear(1, 1))
-        optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.0))
-        for step in run.steps(data):
-            run.update(optimizer, lambda batch: model(batch).mean(), step)
-            levels.append(int(step.lanes[0].max()) // 1000)
-            data.level = step.index
+    for _, step in stepped(tmp_path, data):
+        levels.append(int(step.lanes[0].max()) // 1000)
+        data.level = step.index
     assert levels == [0, 0, 1, 2, 3, 4]
 
 
-def test_an_evaluation_of_the_same_dataset_leaves_the_epoch_of_the_training(
-    tmp_path: Path,
-) -> None:
-    config = with_settings(paceline.RunConfig(), SETTINGS | {"runs": str(tmp_path)})
+def test_an_evaluation_of_the_same_dataset_leaves_the_epoch_of_the_training(tmp_path):
     data, epochs = WithEpochs(), []
     data.set_epoch = lambda epoch: setattr(data, "epoch", epoch)
-    with RunIn(World(), config) as run:
-        model = run.model(nn.Linear(1, 1))
-        optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.0))
-        for step in run.steps(Subset(data, range(8))):
-            run.update(optimizer, lambda batch: model(batch).mean(), step)
-            epochs.append(int(step.lanes[0].max()) // 100)
-            found = run.evaluate(Subset(data, range(4)), lambda batch: {"mean": batch.flatten()})
-            assert found == {"mean": 1.5}  # always that of epoch 0
+    for run, step in stepped(tmp_path, Subset(data, range(8))):
+        epochs.append(int(step.lanes[0].max()) // 100)
+        found = run.evaluate(Subset(data, range(4)), lambda batch: {"mean": batch.flatten()})
+        assert found == {"mean": 1.5}  # always that of epoch 0
     assert epochs == [0, 0, 1, 1, 2, 2]
 
 
@@ -215,13 +185,7 @@ def test_epoch_start_comes_before_the_samples_of_the_epoch_are_read(tmp_path: Pa
                 _ = step.lanes
 
     data = Levels()
-    config = with_settings(paceline.RunConfig(), SETTINGS | {"runs": str(tmp_path)})
-    with RunIn(World(), config) as run:
-        run._callbacks._callbacks.append(Starts())
-        model = run.model(nn.Linear(1, 1))
-        optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.0))
-        for step in run.steps(data):
-            run.update(optimizer, lambda batch: model(batch).mean(), step)
+    assert len(list(stepped(tmp_path, data, (Starts(),)))) == 6
     assert reads == [(0, 0), (1, 8), (2, 16)]
 
 
@@ -268,16 +232,13 @@ class Collate:
 def augmented(world: World, config: paceline.RunConfig) -> str:
     with RunIn(world, config) as run:
         torch.manual_seed(0)
-        model = run.model(nn.Linear(1, 1))
-        optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.001))
+        model, optimizer = line(run, lr=0.001)
         for step in run.steps(Subset(Augmented(), range(24)), collate=Collate()):
             run.update(optimizer, lambda batch: model(batch).mean(), step)
     return state_digest(model, optimizer)
 
 
-def test_generators_of_a_dataset_its_transforms_and_collate_are_seeded_by_sample(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_generators_of_a_dataset_its_transforms_and_collate_are_seeded_by_sample(tmp_path, capfd):
     found = set()
     settings = SETTINGS | {"runs": str(tmp_path), "steps": 8, "seed": 3}
     for name, ranks, steps in (("one", 1, 8), ("two", 2, 8), ("part", 2, 7), ("part", 1, 8)):

@@ -13,12 +13,11 @@ import pytest
 import torch
 from torch import nn
 
-import paceline
 from paceline.config import RunConfig, config_from_words
 from paceline.errors import ConfigError, Stopped
 from paceline.events import surviving
 from paceline.world.world import World
-from support.loops import run_trainer
+from support.loops import SHORT, run_trainer, sgd
 from support.processes import run_on_processes
 
 
@@ -37,22 +36,9 @@ class Counted(torch.utils.data.Dataset):
 
 
 def train(folder: Path, steps: int) -> list[int]:
-    config = config_from_words(
-        RunConfig,
-        [
-            f"runs={folder}",
-            f"steps={steps}",
-            "batch.global_size=8",
-            "checkpoint.every=end",
-            "lr.base=1e-5",
-        ],
-    )
-    data = Counted()
-    with paceline.Run(config) as run:
-        model = run.model(nn.Linear(4, 1))
-        sgd = torch.optim.SGD(model.parameters(), lr=paceline.scaled_lr(config))
-        optimizer = run.optimizer(sgd)
-        paceline.Trainer(run, model, optimizer, data, nn.functional.mse_loss).fit()
+    words = f"steps={steps} batch.global_size=8 checkpoint.every=end lr.base=1e-5".split()
+    config, data = config_from_words(RunConfig, [f"runs={folder}", *words]), Counted()
+    run_trainer(World(), config, nn.Linear(4, 1), data, optimizer=sgd(1e-5))
     return data.asked[COMPARED:]
 
 
@@ -60,10 +46,9 @@ COMPARED = 5
 """Samples that are read at each start to compare the dataset with that of the other ranks and of the checkpoint."""
 
 
-@pytest.mark.parametrize("seen", [1, 20, 503])
+@pytest.mark.parametrize("seen", [1, 20, pytest.param(503, marks=pytest.mark.heavy)])
 def test_only_what_is_left_is_read(tmp_path: Path, seen: int) -> None:
-    first = train(tmp_path, seen)
-    assert len(first) == 8 * seen
+    assert len(train(tmp_path, seen)) == 8 * seen
     assert len(train(tmp_path, seen + 3)) == 8 * 3
     assert train(tmp_path, seen + 3) == [], "a run that is complete reads nothing else"
 
@@ -92,16 +77,8 @@ def train_here(config, world, stop_at: int) -> list[tuple[int, float]]:
 
 
 @pytest.mark.parametrize(("exact", "worlds"), [(True, (2, 3)), (False, (2, 2))])
-def test_losses_that_span_a_checkpoint_are_those_of_the_straight_run(
-    tmp_path, exact, worlds
-) -> None:
-    given = {
-        "batch.global_size": 8,
-        "log.every_steps": 3,
-        "exact": exact,
-        "steps": 12,
-        "checkpoint.every": "end",
-    }
+def test_losses_that_span_a_checkpoint_are_those_of_the_straight_run(tmp_path, exact, worlds):
+    given = SHORT | {"log.every_steps": 3, "exact": exact, "steps": 12}
     straight, broken = (given | {"runs": str(tmp_path / name)} for name in ("straight", "broken"))
     whole = run_on_processes(train_here, worlds[1], tmp_path, straight, {"stop_at": -1})[0]
     part = run_on_processes(train_here, worlds[0], tmp_path, broken, {"stop_at": 6})[0]
@@ -126,14 +103,9 @@ class Extra(nn.Linear):
         (nn.Linear(4, 1), [nn.Parameter(torch.zeros(3))], r"run\.model"),
     ],
 )
-def test_state_that_cannot_be_saved_is_refused_before_the_first_step(
-    tmp_path, model, foreign, fix
-) -> None:
+def test_state_that_cannot_be_saved_is_refused_before_the_first_step(tmp_path, model, foreign, fix):
     config = config_from_words(RunConfig, [f"runs={tmp_path}", "steps=2", "batch.global_size=8"])
     data = torch.zeros(8, 4), torch.zeros(8, 1)
 
-    def optimizer(parameters):
-        return torch.optim.SGD([*parameters, *foreign], lr=0.1)
-
     with pytest.raises(ConfigError, match=fix):
-        run_trainer(World(), config, model, data, optimizer=optimizer)
+        run_trainer(World(), config, model, data, optimizer=lambda own: sgd()([*own, *foreign]))
