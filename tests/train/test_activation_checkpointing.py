@@ -20,7 +20,7 @@ from paceline.train.gradients.gradient_buckets import make_buckets
 from paceline.train.saving.state import state_digest
 from paceline.world.world import World
 from support.loops import fit
-from support.processes import on_processes, run_on_processes
+from support.processes import in_worlds, on_processes, run_on_processes
 
 SETTINGS = {"batch.global_size": 24, "batch.lanes": 4, "steps": 6}
 _SHAPES = {
@@ -71,30 +71,21 @@ def learned(config: RunConfig, world: World, *, reentrant: bool, names: list[str
 
 
 @pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not reentrant"])
-def test_a_checkpointed_block_learns_the_same_bits_however_often_it_is_used(
-    reentrant: bool, tmp_path: Path
-) -> None:
+def test_a_checkpointed_block_learns_the_same_bits_however_often_it_is_used(reentrant, tmp_path):
     given = {"reentrant": reentrant, "names": list(_SHAPES)}
-    found = [
-        digests
-        for size in ((1, 2, 4) if reentrant else (1, 3))
-        for digests in run_on_processes(learned, size, tmp_path, SETTINGS, given)
-    ]
-    assert all(digests == found[0] for digests in found), found
+    in_worlds(learned, tmp_path, SETTINGS, given, (1, 2, 4) if reentrant else (1, 3))
 
 
 def test_it_does_so_without_the_exact_sum_and_in_shards(tmp_path: Path) -> None:
     names = ["twice", "twice, and outside"]
-    free = {**SETTINGS, "exact": False, "batch.lanes": 2}  # two numbers have one sum
-    given = {"reentrant": True, "names": names}
-    alone, *_ = run_on_processes(learned, 1, tmp_path, {**SETTINGS, "batch.lanes": 2}, given)
-    for found in run_on_processes(learned, 2, tmp_path, free, given):
-        assert found == alone
-    sharded = {**SETTINGS, "parallel": "fsdp"}
-    given = {"reentrant": False, "names": names}
-    whole, *_ = run_on_processes(learned, 1, tmp_path, SETTINGS, given)
-    for found in run_on_processes(learned, 2, tmp_path, sharded, given):
-        assert found == whole
+    for reentrant, lanes, other in (  # of two numbers there is one sum
+        (True, 2, {"exact": False}),
+        (False, 4, {"parallel": "fsdp"}),
+    ):
+        given = {"reentrant": reentrant, "names": names}
+        settings = SETTINGS | {"batch.lanes": lanes}
+        [alone] = run_on_processes(learned, 1, tmp_path, settings, given)
+        assert run_on_processes(learned, 2, tmp_path, settings | other, given) == [alone] * 2
 
 
 class _Late(torch.autograd.Function):
@@ -151,13 +142,10 @@ def test_a_loss_that_calls_backward_is_refused(config, world) -> None:
         fit(world, config, nn.Linear(6, 2), data(), loss=loss)
 
 
-def captured(words: list[str], reentrant: bool) -> tuple[str, int]:
-    """Train on a GPU; return the digest and the number of captured updates."""
-    config = config_from_words(
-        RunConfig,
-        ["device=cuda", "steps=12", "batch.global_size=24", "batch.lanes=4", *words],
-    )
-    with paceline.Run(config) as run:
+def captured(words: list[str], reentrant: bool) -> str:
+    """Train on a GPU; return the digest."""
+    fixed = ["device=cuda", "steps=12", "batch.global_size=24", "batch.lanes=4"]
+    with paceline.Run(config_from_words(RunConfig, [*fixed, *words])) as run:
         model = run.model(Again(2, 1, reentrant=reentrant))
         optimizer = run.optimizer(torch.optim.AdamW(model.parameters(), lr=0.01))
 
@@ -166,25 +154,18 @@ def captured(words: list[str], reentrant: bool) -> tuple[str, int]:
 
         for step in run.steps(data()):
             run.update(optimizer, loss, step)
-        count = len(getattr(run._loop.updates, "_captured", ()))
-        return state_digest(model, optimizer), count
+        return state_digest(model, optimizer)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not reentrant"])
-def test_on_a_gpu_it_learns_the_same_bits_captured_compiled_and_on_two_ranks(
-    reentrant: bool, tmp_path: Path
-) -> None:
+def test_on_a_gpu_it_learns_the_same_bits_captured_compiled_and_on_two_ranks(reentrant, tmp_path):
+    def learned_by(size: int, *words: str) -> set[str]:
+        given = {"words": words, "reentrant": reentrant}
+        return set(run_on_processes(captured, size, tmp_path, {}, given))
+
     for compiles in ("compile=false", "compile=true"):
-        eager, *_ = run_on_processes(
-            captured,
-            1,
-            tmp_path,
-            {},
-            {"words": [compiles, "capture=false"], "reentrant": reentrant},
-        )
+        eager = learned_by(1, compiles, "capture=false")
         for size, backend in [(1, "gloo"), (2, "gloo"), (2, "nccl"), (4, "nccl")]:
-            given = {"words": [compiles, "capture=auto", f"backend={backend}"]}
-            given["reentrant"] = reentrant
-            for digest, _ in run_on_processes(captured, size, tmp_path, {}, given):
-                assert digest == eager[0], (compiles, size, backend)
+            found = learned_by(size, compiles, "capture=auto", f"backend={backend}")
+            assert found == eager, (compiles, size, backend)

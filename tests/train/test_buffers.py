@@ -16,10 +16,11 @@ from paceline.errors import ConfigError, TrainingError
 from paceline.train.saving.state import state_digest
 from paceline.train.step import forward_writes
 from paceline.world.world import World
-from support.loops import RunIn, fit
-from support.processes import on_processes, run_on_processes
+from support.loops import RunIn, fit, squares
+from support.processes import in_worlds, on_processes, run_on_processes
 
 SETTINGS = {"batch.global_size": 8, "batch.lanes": 4, "steps": 3}
+ROWS = torch.randn(16, 4, generator=torch.Generator().manual_seed(2))
 
 
 class Net(nn.Module):
@@ -57,15 +58,14 @@ class Net(nn.Module):
         return self.linear(rows)
 
 
-def train(folder: Path, kind: str, **settings: object) -> Net:
+def train(folder: Path, model: nn.Module, rows: Tensor = ROWS, **settings: object) -> None:
     config = with_settings(paceline.RunConfig(), SETTINGS | {"runs": str(folder)} | settings)
-    rows = torch.randn(16, 4, generator=torch.Generator().manual_seed(2))
     with RunIn(World(), config) as run:
-        model = run.model(Net(kind))
-        optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        run.model(model)
+        trained = [value for value in model.parameters() if value.requires_grad]
+        optimizer = run.optimizer(torch.optim.SGD(trained, lr=0.1))
         for step in run.steps((rows,)):
-            run.update(optimizer, lambda batch: model(batch[0]).square().mean(), step)
-    return model
+            run.update(optimizer, squares(model), step)
 
 
 @pytest.mark.parametrize(
@@ -77,13 +77,11 @@ def train(folder: Path, kind: str, **settings: object) -> Net:
         ("channel", r"observer\.min_val"),
     ],
 )
-def test_counters_and_extremes_are_refused_by_name_unless_there_is_one_lane(
-    tmp_path: Path, kind: str, name: str
-) -> None:
+def test_counters_and_extremes_are_refused_by_name_unless_there_is_one_lane(tmp_path, kind, name):
     with pytest.raises(ConfigError, match=name) as found:
-        train(tmp_path / "four", kind)
+        train(tmp_path / "four", Net(kind))
     assert "batch.lanes=1" in found.value.fix
-    model = train(tmp_path / "one", kind, **{"batch.lanes": 1})
+    train(tmp_path / "one", model := Net(kind), **{"batch.lanes": 1})
     assert int(model.samples) == 24 * (kind == "samples")
     assert int(model.load.sum()) == 24 * (kind == "load")
 
@@ -92,7 +90,7 @@ def test_counters_and_extremes_are_refused_by_name_unless_there_is_one_lane(
 def test_counters_of_calls_and_the_buffers_of_torch_are_right_and_others_are_named(
     tmp_path: Path, kind: str, capsys: pytest.CaptureFixture
 ) -> None:
-    model = train(tmp_path, kind)
+    train(tmp_path, model := Net(kind))
     assert int(model.calls) == 3 * (kind == "calls")
     assert int(model.norm.num_batches_tracked) == 3 * (kind == "torch")
     named = [line for line in capsys.readouterr().out.splitlines() if "forward changes" in line]
@@ -101,7 +99,7 @@ def test_counters_of_calls_and_the_buffers_of_torch_are_right_and_others_are_nam
 
 def test_a_queue_of_samples_is_not_taken_for_a_cache(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="queue"):
-        train(tmp_path, "queue")
+        train(tmp_path, Net("queue"))
 
 
 class Rotary(nn.Module):
@@ -147,24 +145,14 @@ def grow(config: paceline.RunConfig, stops: bool = False) -> str:
     return state_digest(model, optimizer)
 
 
-def crash(config: paceline.RunConfig) -> None:
-    with pytest.raises(RuntimeError, match="crash"):
-        grow(config, stops=True)
-
-
 def test_a_cache_grows_in_training_and_evaluation_with_the_same_bits(tmp_path: Path) -> None:
     settings = SETTINGS | {"batch.global_size": 6, "epochs": 3, "steps": 0}
     settings["checkpoint.every"] = "1steps"
-    found = [
-        digest
-        for world in (1, 3)
-        for digest in run_on_processes(
-            grow, world, tmp_path, settings | {"runs": str(tmp_path / str(world))}
-        )
-    ]
+    whole = in_worlds(grow, tmp_path, settings)
     settings["runs"] = str(tmp_path / "crash")
-    run_on_processes(crash, 1, tmp_path, settings)
-    assert {*found, *run_on_processes(grow, 2, tmp_path, settings)} == {found[0]}
+    with pytest.raises(AssertionError, match="crash"):
+        run_on_processes(grow, 1, tmp_path, settings, {"stops": True})
+    assert run_on_processes(grow, 2, tmp_path, settings) == [whole] * 2
 
 
 class Momentum(nn.Module):
@@ -194,46 +182,28 @@ class Momentum(nn.Module):
 
 
 @pytest.mark.parametrize("how", ["assigned", "in place", "clamp", "renormalized"])
-def test_a_parameter_that_forward_changes_again_and_again_is_refused_by_name(
-    tmp_path: Path, how: str
-) -> None:
-    def train(lanes: int) -> int:
-        settings = SETTINGS | {"runs": str(tmp_path / str(lanes)), "batch.lanes": lanes}
-        rows = torch.randn(16, 4, generator=torch.Generator().manual_seed(2))
-        with RunIn(World(), with_settings(paceline.RunConfig(), settings)) as run:
-            torch.manual_seed(0)
-            model = run.model(Momentum(how))
-            trained = [value for value in model.parameters() if value.requires_grad]
-            optimizer = run.optimizer(torch.optim.SGD(trained, lr=0.1))
-            for step in run.steps((rows,)):
-                run.update(optimizer, lambda batch: model(batch[0]).square().mean(), step)
+def test_a_parameter_that_forward_changes_again_and_again_is_refused_by_name(tmp_path, how):
+    def train_on(lanes: int) -> int:
+        torch.manual_seed(0)
+        train(tmp_path / str(lanes), model := Momentum(how), **{"batch.lanes": lanes})
         return int(model.norm.num_batches_tracked)
 
-    assert train(lanes=1) == 3
+    assert train_on(lanes=1) == 3
     if how == "clamp":
-        assert train(lanes=4) == 3
+        assert train_on(lanes=4) == 3
         return
     with pytest.raises(ConfigError, match=r"key\.weight") as found:
-        train(lanes=4)
+        train_on(lanes=4)
     assert "lerp_" in found.value.fix
 
 
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
-def test_embeddings_that_forward_shrinks_are_refused_unless_there_is_one_lane(
-    tmp_path: Path, kind: type[nn.Module]
-) -> None:
-    def train(lanes: int) -> None:
-        settings = SETTINGS | {"runs": str(tmp_path), "batch.lanes": lanes, "steps": 1}
-        with RunIn(World(), with_settings(paceline.RunConfig(), settings)) as run:
-            model = run.model(nn.Sequential(kind(8, 4, max_norm=0.5)))
-            optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-            for step in run.steps((torch.arange(8).view(8, 1),)):
-                run.update(optimizer, lambda batch: model(batch[0]).square().mean(), step)
-
-    with pytest.raises(ConfigError, match=r"0 is an Embedding.*max_norm=0\.5") as found:
-        train(lanes=4)
+def test_embeddings_that_forward_shrinks_are_refused_unless_there_is_one_lane(tmp_path, kind):
+    model, rows = nn.Sequential(kind(8, 4, max_norm=0.5)), torch.arange(8).view(8, 1)
+    with pytest.raises(ConfigError, match=r"0 .*max_norm=0\.5") as found:
+        train(tmp_path, model, rows, steps=1)
     assert "0.weight.renorm_(2, 0, 0.5)" in found.value.fix
-    train(lanes=1)
+    train(tmp_path, model, rows, steps=1, **{"batch.lanes": 1})
 
 
 class Remembering(nn.Module):

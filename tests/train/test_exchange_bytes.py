@@ -35,8 +35,8 @@ def stated() -> list[tuple[int, int, int, str, float, float]]:
     ]
 
 
-def count_sent(world: World, lanes: int, size: int) -> tuple[str, int]:
-    """Send one bucket of float32 through the exchange that is chosen for it; return its kind and the bytes sent."""
+def count_sent(world: World, cases: list[tuple[int, int]]) -> list[tuple[str, int]]:
+    """Send buckets of float32 through the exchange that is chosen for each; return its kind and the bytes sent."""
     sent = 0
     gather, scatter = ProcessGroup._allgather_base, dist.all_to_all_single
 
@@ -51,38 +51,40 @@ def count_sent(world: World, lanes: int, size: int) -> tuple[str, int]:
             sent += elements * mine.element_size() if rank != world.rank else 0
         return scatter(received, mine, received_sizes, sent_sizes, **rest)
 
-    total = torch.empty(size // 4)
-    subtrees = whole_subtrees(share(lanes, world.rank, world.size), lanes)
-    sums = [torch.full_like(total, len(lanes_of)) for lanes_of in subtrees]
-    way = choose_exchange(total, 0, TreeShape.of(lanes, world), torch.device("cpu"))
     ProcessGroup._allgather_base = counting_gather
     dist.all_to_all_single = counting_scatter
-    try:
+    found = []
+    for lanes, size in cases:
+        sent, total = 0, torch.empty(size // 4)
+        subtrees = whole_subtrees(share(lanes, world.rank, world.size), lanes)
+        sums = [torch.full_like(total, len(lanes_of)) for lanes_of in subtrees]
+        way = choose_exchange(total, 0, TreeShape.of(lanes, world), torch.device("cpu"))
         way.start(sums, [])
         while not way.advance(total):
             pass
-    finally:
-        ProcessGroup._allgather_base, dist.all_to_all_single = gather, scatter
-    assert torch.all(total == lanes)
-    return "all-gather" if isinstance(way, AllGatherExchange) else "all-to-all and all-gather", sent
+        assert torch.all(total == lanes)
+        gathers = isinstance(way, AllGatherExchange)
+        found.append(("all-gather" if gathers else "all-to-all and all-gather", sent))
+    return found
 
 
 def test_the_page_states_both_exchanges() -> None:
-    assert {kind for _, _, _, kind, _, _ in stated()} == {"all-gather", "all-to-all and all-gather"}
+    assert {row[3] for row in stated()} == {"all-gather", "all-to-all and all-gather"}
+    assert {row[0] for row in stated()} == {2, 3, 4}
 
 
-@pytest.mark.parametrize("row", stated(), ids=lambda row: "-".join(map(str, row[:3])))
-def test_ranks_send_as_many_bytes_as_the_page_states(row, tmp_path) -> None:
-    ranks, lanes, size, kind, stated_sent, stated_ring = row
-    counted = run_on_processes(
-        count_sent, ranks, tmp_path, {"batch.lanes": lanes}, {"lanes": lanes, "size": size}
-    )
-    subtrees = [len(whole_subtrees(share(lanes, rank, ranks), lanes)) for rank in range(ranks)]
-    assert {name for name, _ in counted} == {kind}
-    for rank, (_, sent) in enumerate(counted):
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_ranks_send_as_many_bytes_as_the_page_states(ranks: int, tmp_path) -> None:
+    rows = [row[1:] for row in stated() if row[0] == ranks]
+    cases = [row[:2] for row in rows]
+    counted = run_on_processes(count_sent, ranks, tmp_path, {}, {"cases": cases})
+    for number, (lanes, size, kind, stated_sent, stated_ring) in enumerate(rows):
+        subtrees = [len(whole_subtrees(share(lanes, rank, ranks), lanes)) for rank in range(ranks)]
+        assert {found[number][0] for found in counted} == {kind}
+        sent = [found[number][1] for found in counted]
         if kind == "all-gather":
-            assert sent == (ranks - 1) * max(subtrees) * size
+            assert sent == [(ranks - 1) * max(subtrees) * size] * ranks
         else:
-            assert sent == (subtrees[rank] + 1) * (ranks - 1) * size // ranks
-    assert max(sent for _, sent in counted) / size == pytest.approx(stated_sent, abs=0.005)
-    assert 2 * (ranks - 1) / ranks == pytest.approx(stated_ring, abs=0.005)
+            assert sent == [(own + 1) * (ranks - 1) * size // ranks for own in subtrees]
+        assert max(sent) / size == pytest.approx(stated_sent, abs=0.005)
+        assert 2 * (ranks - 1) / ranks == pytest.approx(stated_ring, abs=0.005)
