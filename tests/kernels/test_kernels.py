@@ -72,9 +72,7 @@ def attention_errors(length: int, head_dim: int) -> list[float]:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("length", "head_dim"), [(1024, 64), (777, 64), (300, 128)])
-def test_attention_on_a_gpu_is_right_and_the_same_twice(
-    length: int, head_dim: int, tmp_path: Path
-) -> None:
+def test_attention_on_a_gpu_is_right_and_the_same_twice(length, head_dim, tmp_path):
     given = {"length": length, "head_dim": head_dim}  # in a process that ends with its compilers
     assert max(run_on_processes(attention_errors, 1, tmp_path, {}, given)[0]) < 0.01
 
@@ -93,19 +91,19 @@ def test_an_output_layer_in_fp8_is_near_fp32() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
     plain = with_gradients(lambda x, w: cross_entropy(linear(x, w), targets), [hidden, weight])
     assert max(relative(a, b) for a, b in zip(runs[0], plain, strict=True)) < 0.08
-    with pytest.raises(paceline.PacelineError, match="tokens in a lane = 250"):
+    with pytest.raises(paceline.PacelineError, match="250"):
         head_loss(hidden[:250], weight, targets[:250])
 
 
 @pytest.mark.parametrize("given", ["parallel=fsdp", "precision=fp16"])
 def test_an_output_layer_in_fp8_names_the_setting_that_it_does_not_go_with(given: str) -> None:
-    with pytest.raises(ConfigError, match=f"fp8_head=true does not go with {given}"):
+    with pytest.raises(ConfigError, match=f"fp8_head=true .*{given}"):
         config_from_words(GptConfig, ["fp8_head=true", given])
 
 
 def test_an_output_layer_in_fp8_is_refused_on_a_cpu_before_the_text_is_read(tmp_path: Path) -> None:
     words = ["fp8_head=true", "device=cpu", f"runs={tmp_path}", "data_folder=/no/such/text"]
-    with pytest.raises(ConfigError, match="this is a CPU"):
+    with pytest.raises(ConfigError, match="CPU"):
         gpt.main(config_from_words(GptConfig, words))
 
 
