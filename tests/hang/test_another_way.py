@@ -40,15 +40,14 @@ main(paceline.config_from_argv(Config))
 """
 
 
-@pytest.mark.parametrize("way", ["break", "continue", "finish", "update"])
+@pytest.mark.parametrize(
+    "way", ["break", "update", *(pytest.param(way, marks=pytest.mark.heavy) for way in ("continue", "finish"))]
+)  # fmt: skip
 def test_the_line_where_one_rank_takes_another_way_is_named(tmp_path: Path, way: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    words = [
-        "run", "-n", "2", "--max-restarts", "0", str(script),
-        f"way={way}", "steps=20", "batch.global_size=8", "timeout.step_s=2",
-    ]  # fmt: skip
-    done = paceline(*words, folder=tmp_path)
+    settings = [f"way={way}", "steps=20", "batch.global_size=8", "timeout.step_s=2"]
+    done = paceline("run", "-n", "2", "--max-restarts", "0", "train.py", *settings, folder=tmp_path)
     what = {"finish": 'run.finish("enough")', "update": "    run.update(optimizer, loss, step)"}
     statement = f"    {what.get(way, way)}"
     line = 1 + next(number for number, text in enumerate(SCRIPT.splitlines()) if statement in text)

@@ -244,13 +244,9 @@ def test_reports_and_verdicts_are_read_back_and_damaged_ones_are_ignored(tmp_pat
     write_report(folder, rank(3, None, "stuck"))
     write_report(folder, replace(rank(0, None, "running", size=2), time_s=99.0))
     folder.hang_record(5).write_text('{"rank": 5}')
-    folder.crash(1).write_text(
-        "Fatal Python error: Aborted\n"
-    )  # of a process that rank 1 has started: it failed in words
-    assert [found.rank for found in read_reports(folder)] == [
-        0,
-        1,
-    ]  # rank 3 is of a larger world, before
+    # Of a process that rank 1 has started: it failed in words. Rank 3 is of a larger world, before.
+    folder.crash(1).write_text("Fatal Python error: Aborted\n")
+    assert [found.rank for found in read_reports(folder)] == [0, 1]
     assert read_reports(folder)[1] == record == parse_report(asdict(record))
     assert folder.hang_record(1).stat().st_mode & 0o777 == 0o600
     assert folder.hang_record(1).parent.stat().st_mode & 0o777 == 0o700

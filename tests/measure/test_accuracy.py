@@ -41,37 +41,21 @@ def few_digits(tmp_path: Path, script: ModuleType) -> Path:
     return folder
 
 
+@pytest.mark.heavy
 def test_the_same_bits_on_any_number_of_ranks_and_through_a_killed_rank(tmp_path: Path) -> None:
     _, digests, _ = check_same_bits(SCRIPT, tmp_path)
     assert any("whitening" in name for name in digests)
 
 
-@pytest.mark.heavy  # the test below sees how the processes are started
+@pytest.mark.heavy
 def test_each_seed_trains_in_its_own_process(tmp_path: Path, few_digits: Path) -> None:
     words = ["--seeds", "2", f"data_folder={few_digits}", "steps=3", "batch.global_size=64"]
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), *words],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        check=True,
-    )
+    command = [sys.executable, str(SCRIPT), *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
     assert "of 2 seeds reached 99%" in done.stdout
     runs = [json.loads(line.partition(": ")[2]) for line in done.stderr.splitlines()]
     assert [run["after_imports_s"] > run["from_first_step_s"] > 0 for run in runs] == [True, True]
     assert not (tmp_path / "runs").exists()
-
-
-def test_each_process_gets_a_seed_and_a_run_of_its_own(
-    script: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: list[list[str]] = []
-    monkeypatch.setattr(
-        script, "train_once", lambda words: given.append(words) or {"accuracy": 1.0}
-    )
-    script.measure(2, ["steps=3"])
-    assert [words[:2] for words in given] == [["seed=0", "name=seed-0"], ["seed=1", "name=seed-1"]]
-    assert {words[-1] for words in given} == {"steps=3"}
 
 
 def test_whitened_patches_are_uncorrelated_and_each_filter_has_a_sign(script: ModuleType) -> None:

@@ -19,13 +19,8 @@ def measured(world) -> dict:
     found = Bench(BenchPlan(tuple(OPERATIONS), SIZES, 0.0), world).run()
     names = [(each.operation, each.size_bytes) for each in found.measured]
     rounds = {len(each.seconds) for each in found.measured}
-    return {
-        "wrong": found.wrong,
-        "checked": found.checked,
-        "names": names,
-        "rounds": rounds,
-        "ranks": found.ranks,
-    }
+    facts = {"wrong": found.wrong, "checked": found.checked, "ranks": found.ranks}
+    return facts | {"names": names, "rounds": rounds}
 
 
 def test_every_operation_is_right_at_every_size(tmp_path: Path) -> None:
@@ -34,9 +29,8 @@ def test_every_operation_is_right_at_every_size(tmp_path: Path) -> None:
     assert found == [found[0]] * ranks
     assert (found[0]["wrong"], found[0]["ranks"], found[0]["rounds"]) == (0, ranks, {3})
     assert {name for name, _ in found[0]["names"]} == set(OPERATIONS)
-    assert (
-        found[0]["checked"] >= ranks * 5 * len(SIZES) * 8
-    )  # two before the rounds, and two or more in each of three
+    # Two before the rounds, and two or more in each of three.
+    assert found[0]["checked"] >= ranks * 5 * len(SIZES) * 8
     sizes = [size for name, size in found[0]["names"] if name == "all-gather"]
     assert sizes == [max(4 * ranks, size // 4 // ranks * ranks * 4) for size in SIZES]
 

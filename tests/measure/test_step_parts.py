@@ -17,9 +17,8 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 def measuring(monkeypatch: pytest.MonkeyPatch):
     for folder in (BENCHMARKS / "gpu", BENCHMARKS):
         monkeypatch.syspath_prepend(str(folder))
-    spec = importlib.util.spec_from_file_location(
-        "step_parts_measuring", BENCHMARKS / "gpu/parts/measuring.py"
-    )
+    file = BENCHMARKS / "gpu/parts/measuring.py"
+    spec = importlib.util.spec_from_file_location("step_parts_measuring", file)
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, module)  # dataclasses look their module up
     spec.loader.exec_module(module)
@@ -27,21 +26,17 @@ def measuring(monkeypatch: pytest.MonkeyPatch):
 
 
 def part_of(measuring, **steps):
-    return measuring.Part(
-        "part", [measuring.Candidate(name, lambda step=step: step) for name, step in steps.items()]
-    )
+    return measuring.Part("part", [measuring.Candidate(n, lambda s=s: s) for n, s in steps.items()])
 
 
 def test_a_candidate_that_raises_is_a_row_and_stops_no_other(measuring) -> None:
     def fails():
         raise RuntimeError("no such kernel | here\nand more")
 
-    part = part_of(
-        measuring,
-        today=lambda: [torch.ones(3)],
-        broken=fails,
-        other=lambda: [torch.full((3,), 1.5)],
-    )
+    def today():
+        return [torch.ones(3)]
+
+    part = part_of(measuring, today=today, broken=fails, other=lambda: [1.5 * today()[0]])
     rows = measuring.measure(part, 2, time.monotonic() + 60, cuda=False)
     assert [row.failure for row in rows] == ["", "RuntimeError: no such kernel / here", ""]
     assert [len(row.times) for row in rows] == [2, 0, 2]
@@ -52,11 +47,8 @@ def test_a_candidate_that_raises_is_a_row_and_stops_no_other(measuring) -> None:
 
 def test_bits_that_change_from_run_to_run_are_seen(measuring) -> None:
     count = iter(range(100))
-    part = part_of(
-        measuring,
-        steady=lambda: [torch.ones(2)],
-        restless=lambda: [torch.ones(2) * next(count)],
-    )
+    ones = torch.ones(2)
+    part = part_of(measuring, steady=lambda: [ones], restless=lambda: [ones * next(count)])
     rows = measuring.measure(part, 0, time.monotonic() + 60, cuda=False)
     assert [row.same_bits for row in rows] == [True, False]
 

@@ -41,6 +41,7 @@ def test_a_server_that_does_not_end_hides_no_exit_code(tmp_path: Path, code: int
     assert done.returncode == code
 
 
+@pytest.mark.heavy
 def test_gpu_tests_fail_where_torch_does_not_see_the_gpu(tmp_path: Path) -> None:
     path = command(tmp_path / "bin", "nvidia-smi", 'echo "GPU 0: a card (UUID: GPU-1)"')
     env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PATH": path}

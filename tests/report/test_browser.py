@@ -20,9 +20,10 @@ from paceline.report.page.page_data import report_data
 from paceline.report.runs import run_folders, summarize
 from support import report_trainings as trainings
 from support.browser import Browser, browsing
-from support.page_checks import LOOKS, faults
+from support.page_checks import faults
 
 pytestmark = pytest.mark.browser
+heavy = pytest.mark.heavy
 
 HOSTILE = "x\"><img src=x onerror=alert(1)><script>alert(1)</script><!-- '&lt;\u202e"
 METRIC = "</script><script>alert(2)</script>${x}"
@@ -33,13 +34,8 @@ def page(tmp_path_factory) -> Path:
     """Two runs, one of which bears names that try to get out."""
     root = tmp_path_factory.mktemp("page")
     plain = trainings.make_training(root / "plain", "name=plain")
-    odd = trainings.make_training(
-        root / HOSTILE.replace("/", "_"),
-        "clip_norm=2",
-        metrics=("eval_loss", METRIC),
-        seed=2,
-        ranks=3,
-    )
+    hostile, metrics = root / HOSTILE.replace("/", "_"), ("eval_loss", METRIC)
+    odd = trainings.make_training(hostile, "clip_norm=2", metrics=metrics, seed=2, ranks=3)
     odd.config.write_text(f"note = {json.dumps(HOSTILE)}\n{json.dumps(METRIC)} = 1\n")
     for folder in (plain, odd):
         trainings.measure(folder, HOSTILE)
@@ -69,31 +65,52 @@ def brightness(color: str) -> int:
     return sum(int(part) for part in color.removeprefix("rgb(").removesuffix(")").split(","))
 
 
-@pytest.mark.parametrize("script", [True, False])
-def test_the_curves_are_drawn_with_and_without_the_script(
-    browser: Browser, page: Path, script: bool
+def test_a_page_draws_its_curves_shows_hostile_names_as_text_and_asks_nobody(
+    browser: Browser, page: Path
 ) -> None:
-    browser.show(page, script=script)
+    browser.show(page)
+    browser.asked_for.clear()
+    browser.show(page)
+    see_curves(browser)
+    titles = "[...document.querySelectorAll('{}')].map((part) => part.textContent)"
+    shown = HOSTILE.replace("/", "_").replace("\u202e", "\ufffd")
+    assert browser.value(titles.format(".card h2")) == ["plain", shown]
+    for place in ("h3", ".settings th"):
+        assert METRIC in browser.value(titles.format(place))
+    foreign = "document.querySelectorAll('img, iframe, object, link, a, script[src]').length"
+    assert (browser.value(foreign), browser.value("document.scripts.length")) == (0, 2)
+    assert set(browser.asked_for) == {page.absolute().as_uri()}
+    assert browser.complaints == []
+
+
+def see_curves(browser: Browser) -> None:
+    """See loss, evaluation, speed, learning rate of both runs, a metric each, step times, speed-up."""
     lines = browser.value(LINES)
-    assert (
-        len(lines) >= 12
-    )  # loss, evaluation, speed, learning rate of both, a metric each, step times, speed-up
+    assert len(lines) >= 12
     assert all(line["inside"] and line["long"] and line["width"] > 0.5 for line in lines)
     assert sum(line["points"] > 100 for line in lines) >= 6
     assert len({line["color"] for line in lines}) >= 2
-    linear = browser.value("document.querySelector('.plot.linear').getClientRects().length")
-    assert linear == 0  # the loss falls far: its logarithm is shown
+    # The loss falls far: its logarithm is shown.
+    scale = "document.querySelector('.plot.{}').getClientRects().length"
+    assert browser.value(scale.format("linear")) == 0
     browser.value("document.querySelector('.switch').click()")
-    assert browser.value("document.querySelector('.plot.linear').getClientRects().length") == 1
-    assert browser.value("document.querySelector('.plot.log').getClientRects().length") == 0
+    assert [browser.value(scale.format(kind)) for kind in ("linear", "log")] == [1, 0]
 
 
+@heavy
+def test_the_curves_are_drawn_without_the_script(browser: Browser, page: Path) -> None:
+    browser.show(page, script=False)
+    see_curves(browser)
+
+
+BOX = "JSON.parse(JSON.stringify(document.querySelector('{}').getBoundingClientRect()))"
+
+
+@heavy
 def test_values_are_shown_under_the_pointer(browser: Browser, page: Path) -> None:
     browser.show(page)
     browser.value("document.querySelector('.plot.log').scrollIntoView()")
-    box = browser.value(
-        "JSON.parse(JSON.stringify(document.querySelector('.plot.log .area').getBoundingClientRect()))"
-    )
+    box = browser.value(BOX.format(".plot.log .area"))
     browser.move_to(box["left"] + box["width"] / 2, box["top"] + 20)
     said = browser.value("document.querySelector('.tip').innerText")
     assert said.startswith("step 3,0")
@@ -109,6 +126,7 @@ STATE = """(() => { const area = document.querySelector('.plot.log .area');
     marks: [...area.querySelectorAll('.restart, .checkpoint')].map((part) => part.getAttribute('d')).join('')}; })()"""
 
 
+@heavy
 def test_the_x_axis_can_be_time_or_samples_and_curves_can_be_smoothed(
     browser: Browser, page: Path
 ) -> None:
@@ -140,6 +158,7 @@ def test_the_x_axis_can_be_time_or_samples_and_curves_can_be_smoothed(
     assert up_and_down(heights) < 0.5 * up_and_down(rough)
 
 
+@heavy
 def test_a_curve_can_be_kept_as_csv_and_svg(browser: Browser, page: Path) -> None:
     browser.show(page)
     browser.value(
@@ -157,12 +176,11 @@ def test_a_curve_can_be_kept_as_csv_and_svg(browser: Browser, page: Path) -> Non
     assert {"Loss", "step", "loss", "plain"} <= set(words)
 
 
+@heavy
 def test_the_slow_rank_stands_out_in_the_map_of_ranks(browser: Browser, page: Path) -> None:
     browser.show(page)
     browser.value("document.querySelector('.map').scrollIntoView()")
-    box = browser.value(
-        "JSON.parse(JSON.stringify(document.querySelector('.map').getBoundingClientRect()))"
-    )
+    box = browser.value(BOX.format(".map"))
     strongest = "[...document.querySelectorAll('.map')[0].querySelectorAll('.shade')].at(-1).getBoundingClientRect()"
     cells = browser.value(f"JSON.parse(JSON.stringify({strongest}))")
     assert box["left"] + box["width"] * 0.45 < cells["left"]  # from the middle on
@@ -172,6 +190,7 @@ def test_the_slow_rank_stands_out_in_the_map_of_ranks(browser: Browser, page: Pa
     assert browser.value("document.querySelector('.tip').innerText").startswith("rank 5, step ")
 
 
+@heavy
 def test_it_is_dark_where_that_is_wished_for(browser: Browser, page: Path) -> None:
     for dark in (False, True):
         browser.show(page, dark=dark)
@@ -186,26 +205,11 @@ def test_it_is_dark_where_that_is_wished_for(browser: Browser, page: Path) -> No
     browser.value("document.getElementById('theme-auto').click()")
 
 
-@pytest.mark.parametrize("width", [320, 390, 800, 1600])
-def test_nothing_is_wider_than_the_screen(browser: Browser, page: Path, width: int) -> None:
-    browser.show(page, width=width)
-    browser.value("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
-    assert browser.value("document.documentElement.scrollWidth") <= width
-    wide = f"""[...document.querySelectorAll('body *')].filter((part) => part.getBoundingClientRect().right > {width} + 1
-      && !part.closest('.scroll')).map((part) => part.outerHTML.slice(0, 80))"""
-    assert browser.value(wide) == []
-    assert (
-        browser.value("parseFloat(getComputedStyle(document.querySelector('.area .y')).fontSize)")
-        >= 12
-    )
-
-
 @pytest.fixture(scope="module")
 def other_pages(tmp_path_factory, page: Path) -> dict[str, Path]:
     """The pages of `scale` and `bench`, and the index of all runs."""
-    paths = {
-        name: tmp_path_factory.mktemp("pages") / name for name in ("scaling", "bench", "index")
-    }
+    folder = tmp_path_factory.mktemp("pages")
+    paths = {name: folder / f"{name}.html" for name in ("scaling", "bench", "index")}
     studies = [trainings.a_study(HOSTILE, "strong", (1, 2, 4, 8)), trainings.a_study("x", "weak", (1, 2))]  # fmt: skip
     timings = [Timing(name, 4**n * 1024, 5, [1e-4 * 3**n, 1.2e-4 * 3**n]) for name in ("all-reduce", "pair") for n in range(8)]  # fmt: skip
     measurement = Measurement(2, 1, "cpu", HOSTILE, "gloo", "2", timings, 9, 0, [])
@@ -213,9 +217,10 @@ def other_pages(tmp_path_factory, page: Path) -> dict[str, Path]:
     paths["scaling"].write_text(scaling_page(studies))
     paths["bench"].write_bytes(bench_page(measurement, results_of(measurement)))
     paths["index"].write_bytes(render_index(index_data(runs), page.parent))
-    return {name: path.rename(path.with_suffix(".html")) for name, path in paths.items()}
+    return paths
 
 
+@heavy
 def test_every_page_can_be_read_in_light_and_dark_wide_and_narrow(
     browser: Browser, page: Path, other_pages: dict[str, Path]
 ) -> None:
@@ -224,9 +229,12 @@ def test_every_page_can_be_read_in_light_and_dark_wide_and_narrow(
         browser.value(
             "document.querySelectorAll('details').forEach((part) => { part.open = true; })"
         )
-        assert browser.value("document.documentElement.scrollWidth") <= LOOKS[-1][0]
+        for width in (1600, 390, 320):
+            browser.look(width=width, dark=False)
+            assert browser.value("document.documentElement.scrollWidth") <= width
 
 
+@heavy
 def test_the_plots_of_scale_and_bench_are_logarithmic_with_errors(
     browser: Browser, other_pages: dict[str, Path]
 ) -> None:
@@ -239,33 +247,3 @@ def test_the_plots_of_scale_and_bench_are_logarithmic_with_errors(
         assert browser.value("document.querySelector('.plot.log').getClientRects().length") == 1
     assert browser.complaints == []
     browser.asked_for.clear()
-
-
-def test_hostile_names_are_text(browser: Browser, page: Path) -> None:
-    browser.show(page)
-    shown = HOSTILE.replace("/", "_").replace("\u202e", "\ufffd")
-    names = browser.value(
-        "[...document.querySelectorAll('.card h2')].map((part) => part.textContent)"
-    )
-    assert names == ["plain", shown]
-    assert METRIC in browser.value(
-        "[...document.querySelectorAll('h3')].map((part) => part.textContent)"
-    )
-    assert (
-        browser.value(
-            "document.querySelectorAll('img, iframe, object, link, a, script[src]').length"
-        )
-        == 0
-    )
-    assert browser.value("document.scripts.length") == 2
-    assert METRIC in browser.value(
-        "[...document.querySelectorAll('.settings th')].map((part) => part.textContent)"
-    )
-
-
-def test_nobody_was_asked_for_anything_and_nothing_was_complained_of(
-    browser: Browser, page: Path
-) -> None:
-    browser.show(page)
-    assert set(browser.asked_for) == {page.absolute().as_uri()}
-    assert browser.complaints == []

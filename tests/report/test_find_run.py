@@ -29,10 +29,8 @@ def test_by_name_folder_job_and_name_from_elsewhere(tmp_path: Path) -> None:
         assert (found.name, [job.job for job in found.jobs]) == ("here", ["19"])
     for word in ("away", "17", "18", "far/away"):
         found = find_run(word, Path("runs"))
-        assert (found.folder.root.resolve(), [job.job for job in found.jobs]) == (
-            tmp_path / "far/away",
-            ["17", "18"],
-        )
+        assert found.folder.root.resolve() == tmp_path / "far/away"
+        assert [job.job for job in found.jobs] == ["17", "18"]
     assert find_run("away", Path("far")).name == "away"
 
 
@@ -48,20 +46,17 @@ def test_the_newest_job_of_an_id_that_was_given_twice(tmp_path: Path) -> None:
 
 
 def test_what_is_not_known_is_refused_with_what_is(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no run or job 'x'.*\n.*give the folder of a run"):
+    with pytest.raises(ConfigError, match="'x'"):
         find_run("x", Path("runs"))
     make_run(tmp_path / "runs" / "digits")
     register(submission("4711", tmp_path / "elsewhere" / "letters"))
-    with pytest.raises(ConfigError, match="did you mean digits?"):
-        find_run("digist", Path("runs"))
-    with pytest.raises(ConfigError, match="did you mean 4711?"):
-        find_run("4712", Path("runs"))
-    with pytest.raises(ConfigError, match="use one of: 4711, digits, letters"):
-        find_run("qqq", Path("runs"))
+    for word, known in (("digist", "digits"), ("4712", "4711"), ("qqq", "4711, digits, letters")):
+        with pytest.raises(ConfigError, match=known):
+            find_run(word, Path("runs"))
 
 
 def test_a_name_that_two_runs_have_is_refused(tmp_path: Path) -> None:
     register(submission("17", tmp_path / "a" / "same"))
     register(submission("18", tmp_path / "b" / "same"))
-    with pytest.raises(ConfigError, match=r"2 runs are called same\n.*b/same, .*a/same"):
+    with pytest.raises(ConfigError, match=r"2 runs.* same\n.*b/same, .*a/same"):
         find_run("same", Path("runs"))

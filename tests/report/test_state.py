@@ -44,7 +44,7 @@ from support.run_folders import (
     started,
     submission,
     trained,
-)
+)  # fmt: skip
 
 RUNNING = RunJob("17", "RUNNING", "", "", "10:00", "1:00", 1, "n1")
 PENDING = RunJob("18", "PENDING", "", "Resources", "0:00", "1:00:00", 2)
@@ -67,32 +67,12 @@ def state(folder, *jobs: RunJob) -> RunState:
         ([], [PENDING], "waiting", False),
         ([], [RUNNING], "starting", False),
         ([started()], [RUNNING, PENDING], "training", False),
-        (
-            [started(time_s=AN_HOUR_AGO)],
-            [RUNNING],
-            "starting",
-            False,
-        ),  # it was killed, and is requeued
+        ([started(time_s=AN_HOUR_AGO)], [RUNNING], "starting", False),  # it was killed, and is requeued
         ([started(), RunStopped(3, "SIGTERM")], [RUNNING], "starting", False),
         ([started(), RunStopped(3, "SIGTERM")], [PENDING], "waiting", False),
-        (
-            [started(), RunStopped(3, "SIGTERM", time_s=AHEAD)],
-            [DONE],
-            "stopped",
-            False,
-        ),  # it may be taken up again at once
-        (
-            [started(time_s=AN_HOUR_AGO), RunStopped(3, "x", time_s=AN_HOUR_AGO)],
-            [DONE],
-            "stopped",
-            True,
-        ),
-        (
-            [started(time_s=AN_HOUR_AGO), RunFailed(3, 1, "x", time_s=AN_HOUR_AGO)],
-            [],
-            "failed",
-            True,
-        ),
+        ([started(), RunStopped(3, "SIGTERM", time_s=AHEAD)], [DONE], "stopped", False),  # it may be continued at once
+        ([started(time_s=AN_HOUR_AGO), RunStopped(3, "x", time_s=AN_HOUR_AGO)], [DONE], "stopped", True),
+        ([started(time_s=AN_HOUR_AGO), RunFailed(3, 1, "x", time_s=AN_HOUR_AGO)], [], "failed", True),
         ([started(time_s=AN_HOUR_AGO)], [], "lost", True),
         ([started()], [replace(RUNNING, state="SUSPENDED")], "suspended", False),
         ([started(time_s=AN_HOUR_AGO)], [RunJob("17", UNKNOWN, "")], "lost", False),
@@ -100,7 +80,7 @@ def state(folder, *jobs: RunJob) -> RunState:
         ([started(), RunEnded(9, 1.0, "d")], [DONE], "ended", True),
         ([started(), RunFailed(3, 1, "x"), started(3)], [RUNNING], "training", False),
     ],
-)
+)  # fmt: skip
 def test_where_a_run_stands(tmp_path: Path, events, jobs, phase: str, over: bool) -> None:
     late_s = time.time() - IMPORTED  # the events were made then
     fresh = [replace(event, time_s=event.time_s + late_s) for event in events]
@@ -133,11 +113,8 @@ def test_a_failed_run_is_not_over_while_its_launcher_restarts_it(tmp_path: Path)
     launch_with_restarts(spec, Restarts(1), None, print, begin)
     phases.append((state(folder).phase, state(folder).over, state(folder).reason))
     reason = "killed by SIGKILL"
-    assert phases == [
-        ("failed", True, reason),
-        ("starting", False, reason),
-        ("failed", True, reason),
-    ]
+    failed = ("failed", True, reason)
+    assert phases == [failed, ("starting", False, reason), failed]
 
 
 def test_a_script_without_events_is_judged_by_its_launches(tmp_path: Path) -> None:
@@ -154,7 +131,7 @@ def test_a_script_without_events_is_judged_by_its_launches(tmp_path: Path) -> No
 def test_events_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", started())
     os.truncate(folder.events, 1 << 40)
-    assert state(folder).reason.startswith("cannot read events.jsonl: it has 1,099,511,627,776 by")
+    assert "events.jsonl: it has 1,099,511,627,776 bytes" in state(folder).reason
     (damaged,) = summarize([folder.root])
     assert damaged.damage == state(folder).reason
 
@@ -196,7 +173,7 @@ def test_the_slowest_rank_is_named_if_it_is_clearly_slower(
 def test_a_rank_with_more_lanes_is_not_slow_for_that(tmp_path: Path) -> None:
     folder = make_run(
         tmp_path / "run", started(ranks=3, time_s=time.time() - 9)
-    )  # 4 lanes: 2 + 1 + 1
+    )  # of 2, 1, 1 lanes
     for rank, own_s in enumerate([0.25, 0.1, 0.1]):
         put_beat(folder, rank, own_s=own_s)
     assert state(folder, RUNNING).slowest is None
@@ -215,23 +192,15 @@ def test_a_damaged_beat_and_one_from_before_the_start_say_nothing(tmp_path: Path
 def test_what_holds_a_run_up_is_shown_while_it_does(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", started(time_s=AN_HOUR_AGO), Evaluated(4, {"acc": 0.25}))
     make_private(folder.hang_verdict.parent)
-    write_verdict(
-        folder, HangVerdict("own code", (1,), (0,), "rank 1 is in f at x.py:3; rank 0 waits for it")
-    )
+    sentence = "rank 1 is in f at x.py:3; rank 0 waits for it"
+    write_verdict(folder, HangVerdict("own code", (1,), (0,), sentence))
     with holding(folder.lock):
         found = state(folder)
-    assert found.facts()["hang"] == {
-        "cause": "own code",
-        "ranks": [1],
-        "waiting": [0],
-        "sentence": found.hang.sentence,
-    }
+    facts = {"cause": "own code", "ranks": [1], "waiting": [0], "sentence": sentence}
+    assert found.facts()["hang"] == facts
     lines = lines_of(found, 200, 50)
-    assert "hang   rank 1 is in f at x.py:3; rank 0 waits for it" in lines
-    assert "eval   acc 0.2500 (step 4)" in lines
-    assert "before rank 1 is in f at x.py:3; rank 0 waits for it" in lines_of(
-        state(folder), 200, 50
-    )
+    assert {f"hang   {sentence}", "eval   acc 0.2500 (step 4)"} <= set(lines)
+    assert f"before {sentence}" in lines_of(state(folder), 200, 50)
     folder.hang_verdict.unlink()
     assert state(folder).hang is None
 
@@ -246,7 +215,7 @@ def test_a_run_whose_ranks_the_kernel_has_stopped_is_suspended(tmp_path: Path) -
         os.waitid(os.P_PID, rank.pid, os.WSTOPPED)
         found = state(folder)
         assert found.phase == "suspended"
-        assert found.reason.endswith(f"is stopped; continue with kill -CONT {rank.pid}")
+        assert found.reason.endswith(f"kill -CONT {rank.pid}")
         assert judge(read_reports(folder)).cause == "stopped"
         rank.kill()
 
@@ -259,9 +228,7 @@ def test_the_processes_of_the_ranks_are_named_while_they_run_here(tmp_path: Path
             report = current_report(World(rank=number, size=size), Pulse(3.0), "running")
             write_report(folder, replace(report, process=process(rank.pid)))
         assert state(folder).pids == (rank.pid,) * size
-        assert any(
-            line.startswith(f"pids   rank 0: {rank.pid}") for line in lines_of(state(folder))
-        )
+        assert f"\npids   rank 0: {rank.pid}" in "\n".join(lines_of(state(folder)))
         print_runs(summarize([folder.root]))
         assert f"\nrun: processes rank 0: {rank.pid}" in capsys.readouterr().out
         rank.kill()
@@ -280,16 +247,15 @@ def test_a_frame_fits_its_terminal_whatever_a_log_says(
     )  # fmt: skip
     lines = lines_of(found, width, height)
     assert len(lines) <= height
-    assert all(
-        cell_len(line) <= width and "\x1b" not in line and "\n" not in line for line in lines
-    )
+    assert max(map(cell_len, lines), default=0) <= width
+    assert not {"\x1b", "\n"} & set("".join(lines))
 
 
 def test_the_state_is_json_with_null_for_what_is_no_number(tmp_path: Path) -> None:
-    facts = json.loads(
-        json.dumps(state(make_run(tmp_path / "run"), PENDING).facts(), allow_nan=False)
-    )
-    assert (facts["phase"], facts["loss"], facts["left_s"], facts["jobs"][0]["reason"]) == ("waiting", None, None, "Resources")  # fmt: skip
+    facts = state(make_run(tmp_path / "run"), PENDING).facts()
+    facts = json.loads(json.dumps(facts, allow_nan=False))
+    assert [facts[name] for name in ("phase", "loss", "left_s")] == ["waiting", None, None]
+    assert facts["jobs"][0]["reason"] == "Resources"
 
 
 def test_slurm_that_does_not_answer_does_not_end_the_watch(tmp_path: Path, monkeypatch) -> None:
@@ -340,9 +306,8 @@ def test_one_row_for_a_run_across_its_jobs(tmp_path: Path, capsys) -> None:
     print_jobs([found])
     head, row = capsys.readouterr().out.splitlines()
     assert head.split() == ["run", "jobs", "state", "step", "loss", "used", "left", "starts", "log"]
-    assert row.startswith(
-        "my run  17,18,19  RUNNING, 2 more waiting  101/1,000  0.9901  0:10  59:50  2  "
-    )
+    cells = "my run  17,18,19  RUNNING, 2 more waiting  101/1,000  0.9901  0:10  59:50  2  "
+    assert row.startswith(cells)
     assert row.endswith("jobs/17.log")
     assert is_current(found)
 
@@ -360,14 +325,5 @@ def test_one_row_for_a_run_across_its_jobs(tmp_path: Path, capsys) -> None:
 def test_a_run_whose_jobs_are_gone_is_as_its_events_tell(
     tmp_path: Path, ending, job: RunJob, said: str
 ) -> None:
-    assert (
-        status_of(
-            state(
-                make_run(
-                    tmp_path / "run", started(time_s=AN_HOUR_AGO), *([ending] if ending else [])
-                ),
-                job,
-            )
-        )
-        == said
-    )
+    folder = make_run(tmp_path / "run", started(time_s=AN_HOUR_AGO), *([ending] if ending else []))
+    assert status_of(state(folder, job)) == said

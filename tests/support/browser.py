@@ -36,11 +36,8 @@ class Browser:
         """Send a command, and return its answer; what happens meanwhile is kept."""
         self._count += 1
         message = {"id": self._count, "method": method, "params": params}
-        os.write(
-            self._to,
-            json.dumps(message | ({"sessionId": self._session} if self._session else {})).encode()
-            + b"\0",
-        )
+        session = {"sessionId": self._session} if self._session else {}
+        os.write(self._to, json.dumps(message | session).encode() + b"\0")
         while True:
             said = self._next()
             if said.get("id") == self._count:
@@ -63,11 +60,8 @@ class Browser:
     def _note(self, method: str, params: dict[str, Any]) -> None:
         if method in {"Runtime.exceptionThrown", "Log.entryAdded", "Page.javascriptDialogOpening"}:
             self.complaints.append(json.dumps(params))
-        if method == "Runtime.consoleAPICalled" and params["type"] in {
-            "error",
-            "warning",
-            "assert",
-        }:
+        bad = {"error", "warning", "assert"}
+        if method == "Runtime.consoleAPICalled" and params["type"] in bad:
             self.complaints.append(json.dumps(params["args"]))
         if method == "Network.requestWillBeSent":
             self.asked_for.append(params["request"]["url"])
@@ -79,29 +73,22 @@ class Browser:
         """Open a file, or an address, at a width, in a colour scheme, with or without its script, and wait until it is there."""
         self.look(width=width, dark=dark)
         self.tell("Emulation.setScriptExecutionDisabled", value=not script)
-        self.tell(
-            "Page.navigate", url=place if isinstance(place, str) else place.absolute().as_uri()
-        )
+        url = place if isinstance(place, str) else place.absolute().as_uri()
+        self.tell("Page.navigate", url=url)
         while self._last != "Page.loadEventFired":
             self._next()
 
     def look(self, *, width: int, dark: bool) -> None:
         """Change the width of the screen and the colour scheme."""
-        self.tell(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=900,
-            deviceScaleFactor=1,
-            mobile=width < 600,
-        )
+        screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.tell("Emulation.setDeviceMetricsOverride", **screen)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.tell("Emulation.setEmulatedMedia", features=[scheme])
 
     def value(self, expression: str) -> Any:
         """Return what an expression is, in the page."""
-        found = self.tell(
-            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
-        )
+        how = {"returnByValue": True, "awaitPromise": True}
+        found = self.tell("Runtime.evaluate", expression=expression, **how)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 

@@ -23,7 +23,7 @@ from paceline.events import (
     SlowRank,
     StepDone,
     as_json,
-)
+)  # fmt: skip
 from paceline.measure.efficiency import Scaling, Trial, sizes_of
 from paceline.measure.profile_shares import Shares
 from paceline.measure.profile_verdict import as_dict, judge
@@ -56,24 +56,15 @@ def make_training(
     for rank in range(ranks):
         own_s = 0.031 * (1.9 if rank == 5 else 1 + dice.random() / 20)
         data_s = own_s * (0.5 if rank == 5 else 0.08)
-        parts = dict(
-            zip(
-                PHASES,
-                (data_s, *((own_s - data_s) * part for part in (0.3, 0.55, 0.1, 0.01, 0.04))),
-                strict=True,
-            )
-        )
-        phases = {
-            phase: PhaseTime(seconds, seconds, seconds, 9)
-            for phase, seconds in (parts | {"wait": 0.06 - own_s}).items()
-        }
+        rest = [(own_s - data_s) * part for part in (0.3, 0.55, 0.1, 0.01, 0.04)]
+        parts = zip((*PHASES, "wait"), (data_s, *rest, 0.06 - own_s), strict=True)
+        phases = {phase: PhaseTime(seconds, seconds, seconds, 9) for phase, seconds in parts}
         beat = Beat(rank, f"node{rank // 4}", 6000, BEGUN_S + 1e6, own_s, data_s, 0.02, 20, phases)
         folder.beat(rank).write_text(json.dumps(asdict(beat)))
     versions = {"paceline": "0.1", "python": "3.11.7", "torch": "2.13.0"}
     variables = {"OMP_NUM_THREADS": "1", "NCCL_API_KEY": "hush-hush"}
-    folder.environment.write_text(
-        json.dumps({"versions": versions, "machine": {"cores": 64}, "variables": variables})
-    )
+    facts = {"versions": versions, "machine": {"cores": 64}, "variables": variables}
+    folder.environment.write_text(json.dumps(facts))
     return folder
 
 
@@ -85,39 +76,24 @@ def _course(dice: random.Random, ranks: int, metrics: tuple[str, ...]) -> list[E
         (2000, 4000, "stopped"),
         (4000, 6000, "ended"),
     ):
-        found.append(
-            RunStarted(
-                ranks,
-                "cuda",
-                "slurm",
-                60000,
-                256,
-                max(8, ranks),
-                0.1,
-                6000,
-                "a\nb",
-                first,
-                time_s=when,
-            )
-        )
+        plan = (60000, 256, max(8, ranks), 0.1, 6000, "a\nb", first)
+        found.append(RunStarted(ranks, "cuda", "slurm", *plan, time_s=when))
         for step in range(first + 10, last + 1, 10):
             rate = 256 / (0.055 * (1 + dice.gammavariate(1.2, 0.06)))
             when += 10 * 256 / rate
-            loss = (
-                2.3 * math.exp(-step / 1500) + 0.08 + dice.gauss(0, 0.03) * math.exp(-step / 4000)
-            )
-            found.append(
-                StepDone(step, 1 + step // 500, step * 256, loss, _lr(step), rate, time_s=when)
-            )
+            noise = dice.gauss(0, 0.03) * math.exp(-step / 4000)
+            loss = 2.3 * math.exp(-step / 1500) + 0.08 + noise
+            done = (step, 1 + step // 500, step * 256, loss, _lr(step), rate)
+            found.append(StepDone(*done, time_s=when))
             if step % 500 == 250:
                 found.append(Evaluated(step, _quality(step, loss, dice, metrics), time_s=when))
             if step == 5000:
                 words = "rank 5 (node1) is slow: +12.4 ms per step waiting for samples (1.9 x the others)"
-                found.append(
-                    SlowRank(step, 5, "node1", "data", "chronic", 0.0124, 1.9, words, time_s=when)
-                )
+                slow = (step, 5, "node1", "data", "chronic", 0.0124, 1.9, words)
+                found.append(SlowRank(*slow, time_s=when))
             if step % 500 == 0:
-                found.append(_epoch(step, loss, rate, dice, metrics, when))
+                quality = _quality(step, loss, dice, metrics)
+                found.append(EpochDone(step // 500, 12, step, loss, rate, quality, time_s=when))
                 found.append(CheckpointSaved(step, "there", 14_401_560, 0.021, 0.4, time_s=when))
         when += 40
         end = {"failed": RunFailed(last, 0, "RuntimeError: CUDA error: an illegal memory access", time_s=when - 39),
@@ -125,14 +101,6 @@ def _course(dice: random.Random, ranks: int, metrics: tuple[str, ...]) -> list[E
                "ended": RunEnded(last, 300.0, "ab12cd34" * 8, time_s=when - 39)}  # fmt: skip
         found.append(end[ending])
     return found
-
-
-def _epoch(
-    step: int, loss: float, rate: float, dice: random.Random, metrics: tuple[str, ...], when: float
-) -> EpochDone:
-    return EpochDone(
-        step // 500, 12, step, loss, rate, _quality(step, loss, dice, metrics), time_s=when
-    )
 
 
 def _quality(
@@ -176,10 +144,6 @@ def note_rank_times(folder: RunDir, ranks: int, slow: int, looks: int = 120) -> 
     """Leave what rank 0 keeps of all ranks; one is slow in the second half."""
     kept, dice = RankTimes(folder.rank_times, ranks), random.Random(3)
     for look in range(1, looks + 1):
-        times = [
-            0.03 * (1 + dice.random() / 10) * (1.8 if n == slow and 2 * look > looks else 1)
-            for n in range(ranks)
-        ]
-        kept.add(
-            [Beat(n, "n", 50 * look, 0.0, own_s, 0.0, steps=9) for n, own_s in enumerate(times)]
-        )
+        times = [0.03 * (1 + dice.random() / 10) for _ in range(ranks)]
+        times[slow] *= 1.8 if 2 * look > looks else 1
+        kept.add([Beat(n, "n", 50 * look, 0.0, s, 0.0, steps=9) for n, s in enumerate(times)])

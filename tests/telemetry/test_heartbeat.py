@@ -73,9 +73,7 @@ def test_a_reader_never_sees_half_a_beat(tmp_path: Path) -> None:
     assert len(seen) > 1
 
 
-def test_beats_come_at_their_interval_and_more_seldom_in_a_large_world(
-    tmp_path, monkeypatch
-) -> None:
+def test_beats_come_at_their_interval_and_more_seldom_in_a_large_world(tmp_path, monkeypatch):
     beats = []
     monkeypatch.setattr(Heartbeat, "_beat", lambda self: beats.append(self._step))
     with Heartbeat(RunDir(tmp_path), World(), every_s=0.1) as heart:

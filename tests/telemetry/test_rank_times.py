@@ -32,11 +32,8 @@ def test_what_was_lost_and_done_again_is_there_once_also_in_a_smaller_world(tmp_
     for kept, steps in ((RankTimes(path, 3), (10, 20, 30)), (RankTimes(path, 2), (20, 25))):
         for step in steps:
             kept.add(beats(step, 0.1, 0.1))
-    assert [(look.step, len(look.own_s)) for look in read_samples(path)] == [
-        (10, 3),
-        (20, 2),
-        (25, 2),
-    ]
+    looks = [(look.step, len(look.own_s)) for look in read_samples(path)]
+    assert looks == [(10, 3), (20, 2), (25, 2)]
     with path.open("a") as file:
         file.write('{"step": 99, "own_')
     assert len(read_samples(path)) == 3

@@ -21,7 +21,7 @@ from paceline.rundir import RunDir, make_private
 from paceline.telemetry.heartbeat import Beat
 from paceline.telemetry.phases import PHASES, PhaseClock, PhaseTime
 from paceline.telemetry.rank_times import read_samples
-from paceline.telemetry.stragglers import (
+from paceline.telemetry.stragglers import (  # fmt: skip
     StragglerWatch,
     describe_straggler,
     find_straggler,
@@ -42,17 +42,13 @@ def beat(rank: int, largest: dict[str, float] | None = None, **steady: float) ->
 
 
 @pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_a_rank_that_is_always_slow_is_named_with_its_phase(phase: str, ranks: int) -> None:
-    beats = [beat(rank, **({phase: 0.05} if rank == 1 else {})) for rank in range(ranks)]
-    found = find_straggler(beats, ranks, ranks)
-    assert (found.beat.rank, found.phase, found.kind) == (1, phase, "chronic")
-    assert found.more_s == pytest.approx(0.04)
-    assert "rank 1 (n1) is slow: +40.0 ms per step " in describe_straggler(found)
-
-
-@pytest.mark.parametrize("phase", PHASES)
-def test_a_single_delay_is_told_from_a_lasting_one(phase: str) -> None:
+def test_a_slow_rank_is_named_with_its_phase_and_whether_it_was_slow_once(phase: str) -> None:
+    for ranks in (2, 4):
+        beats = [beat(rank, **({phase: 0.05} if rank == 1 else {})) for rank in range(ranks)]
+        found = find_straggler(beats, ranks, ranks)
+        assert (found.beat.rank, found.phase, found.kind) == (1, phase, "chronic")
+        assert found.more_s == pytest.approx(0.04)
+        assert "rank 1 (n1) is slow: +40.0 ms per step " in describe_straggler(found)
     beats = [beat(rank, {phase: 1.0} if rank == 2 else None) for rank in range(4)]
     found = find_straggler(beats, 4, 4)
     assert (found.beat.rank, found.phase, found.kind, found.step) == (2, phase, "one-off", 7)
@@ -93,11 +89,10 @@ def test_there_is_news_when_two_looks_agree_and_when_it_is_over(tmp_path: Path) 
     assert look(beat(0), beat(1)) == (None, found)
 
 
-@pytest.mark.parametrize(
-    "text", ["{", "3", '{"rank": 0}', '{"rank": "x", "node": 1, "step": 1, "time_s": 1}']
-)
-def test_a_damaged_beat_says_nothing(tmp_path: Path, text: str) -> None:
-    (tmp_path / "0000.beat").write_text(text)
+def test_a_damaged_beat_says_nothing(tmp_path: Path) -> None:
+    no_rank = '{"rank": "x", "node": 1, "step": 1, "time_s": 1}'
+    for number, text in enumerate(("{", "3", '{"rank": 0}', no_rank)):
+        (tmp_path / f"000{number}.beat").write_text(text)
     assert read_beats(tmp_path, 4, 0.0) == []
 
 
@@ -137,6 +132,10 @@ def train(words: dict) -> None:
     slow_training.main(with_settings(slow_training.TrainingConfig(), {**common, **words}))
 
 
+def slow(phase: str, rank: int, seconds: float) -> dict:
+    return {"slow.phase": phase, "slow.rank": rank, "slow.seconds": seconds}
+
+
 def until_it_is_told() -> None:
     sys.path.insert(0, str(SCRIPTS))
     import slow_training
@@ -149,13 +148,7 @@ def until_it_is_told() -> None:
 
     if os.environ["RANK"] == "0":
         threading.Thread(target=stop_when_told, daemon=True).start()
-    words = {
-        "slow.phase": "optimizer",
-        "slow.rank": 1,
-        "slow.seconds": 0.1,
-        "steps": 900,
-        "log.progress": "lines",
-    }
+    words = {"steps": 900, "log.progress": "lines"} | slow("optimizer", 1, 0.1)
     with contextlib.suppress(Stopped):
         slow_training.main(with_settings(slow_training.TrainingConfig(), words))
 
@@ -172,24 +165,26 @@ def test_a_run_says_which_rank_holds_it_up(tmp_path: Path) -> None:
     assert all(look.own_s[1] > look.own_s[0] for look in looks if None not in look.own_s)
 
 
+heavy = pytest.mark.heavy
+
+
 @pytest.mark.parametrize(
-    ("exact", "phases"), [(True, DELAYED), (False, ("backward",))], ids=["exact", "free"]
+    ("exact", "phases"),
+    [
+        pytest.param(True, DELAYED, marks=heavy),
+        pytest.param(False, ("backward",), marks=heavy),
+        (True, ("data",)),
+    ],
+    ids=["exact", "free", "one phase"],
 )
 def test_ranks_that_are_made_slow_are_named_with_the_phase(tmp_path: Path, exact, phases) -> None:
+    delays = {phase: slow(phase, number % 3, 0.02) for number, phase in enumerate(phases)}
+    delays["once"] = slow("backward", 2, 1.0) | {"slow.step": 9}
     named = {}
-    for name, words in delays_of(phases).items():
+    for name, words in delays.items():
         run_on_processes(train, 3, tmp_path, {}, {"words": {**words, "name": name, "exact": exact}})
         [ranks] = tmp_path.glob(f"meeting-*/runs/{name}/ranks")
         found = find_straggler(read_beats(ranks, 3, 0.0), 6, 3)
         named[name] = found and (found.beat.rank, found.phase, found.kind)
     wanted = {phase: (number % 3, phase, "chronic") for number, phase in enumerate(phases)}
     assert named == wanted | {"once": (2, "backward", "one-off")}
-
-
-def delays_of(phases: tuple[str, ...]) -> dict[str, dict]:
-    """Return the settings of one training per phase, and of one that is slow once, by name."""
-    found = {}
-    for number, phase in enumerate(phases):
-        found[phase] = {"slow.phase": phase, "slow.rank": number % 3, "slow.seconds": 0.02}
-    once = {"slow.phase": "backward", "slow.rank": 2, "slow.seconds": 1.0, "slow.step": 9}
-    return found | {"once": once}

@@ -52,12 +52,8 @@ def test_the_spread_over_ranks_is_kept_and_drawn(tmp_path: Path) -> None:
     path = tmp_path / "times.jsonl"
     kept = RankTimes(path, 2)
     for step in range(1, 1001):
-        kept.add(
-            [
-                Beat(n, "n", step, 0.0, 0.1, 0.0, steps=9, usage={"cpu_cores": n + step / 1000})
-                for n in (0, 1)
-            ]
-        )
+        cores = [{"cpu_cores": n + step / 1000} for n in (0, 1)]
+        kept.add([Beat(n, "n", step, 0, 0.1, 0, steps=9, usage=cores[n]) for n in (0, 1)])
     assert len(read_samples(path)) <= 480
     curve = usage_of(path)["cpu_cores"]
     assert (min(curve["low"]), max(curve["high"])) == (0.001, 2.0)

@@ -21,17 +21,19 @@ IN_BODY = Broken("noise drawn in the body of the loop", "loss", "order", {
     "step": "noise = iter([torch.randn(lane[0].shape) for lane in step.lanes])",
     "inputs": "x = x + next(noise)",
 })  # fmt: skip
-CORE = [
-    "a buffer changed on one rank",
-    "an unseeded random.Random",
-    "a curriculum that is not tracked",
-    IN_BODY.name,
-]
-"""Most of the forty scripts of `scripts/verify_causes.py`."""
+heavy = pytest.mark.heavy
 
 
-@pytest.mark.parametrize("name", CORE)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a buffer changed on one rank",
+        pytest.param("an unseeded random.Random", marks=heavy),
+        pytest.param(IN_BODY.name, marks=heavy),
+    ],
+)
 def test_a_mistake_is_found_and_its_cause_is_right(tmp_path: Path, name: str) -> None:
+    """Try one of the forty scripts of `scripts/verify_causes.py`; the tables of test_causes.py have every cause."""
     [broken] = [script for script in [*BROKEN, IN_BODY] if script.name == name]
     script = tmp_path / "script.py"
     script.write_text(broken.text, encoding="utf-8")
@@ -67,9 +69,9 @@ WHOLE_EPOCHS = "\n    assert len(accuracies) == 3, 'the code after the loop'\n"
 @pytest.mark.parametrize(
     ("sample", "after", "cause"),
     [
-        ("pass", "pass", None),
+        pytest.param("pass", "pass", None, marks=heavy),
         ("pass", "rates.append(0.9 * rates[-1])", ("resume", "unsaved")),
-        ("x = x + (torch.utils.data.get_worker_info() is not None)", "pass", ("samples", "workers")),
+        pytest.param("x = x + (torch.utils.data.get_worker_info() is not None)", "pass", ("samples", "workers"), marks=heavy),
     ],
 )  # fmt: skip
 def test_a_resume_crosses_the_end_of_an_epoch_and_has_data_workers(
@@ -89,48 +91,47 @@ def test_a_resume_crosses_the_end_of_an_epoch_and_has_data_workers(
 
 
 @pytest.mark.parametrize(
-    ("script", "words", "steps"),
+    ("script", "words", "steps", "resumed_after"),
     [
-        ("trained.py", ["batch.global_size=30", "batch.lanes=3"], 9),
-        ("own_loop.py", ["--steps", "3", "batch.global_size=16"], 3),
+        ("trained.py", ["batch.global_size=30", "batch.lanes=3"], 9, 6),
+        pytest.param("own_loop.py", ["--steps", "3", "batch.global_size=16"], 3, 1, marks=heavy),
     ],
 )
 def test_a_right_script_has_the_same_bits_in_every_world_and_through_a_resume(
-    tmp_path: Path, script: str, words: list[str], steps: int
+    tmp_path: Path, script: str, words: list[str], steps: int, resumed_after: int
 ) -> None:
-    found = verdict_on(GOOD / script, "--worlds", "1,2,3", *words, folder=tmp_path, code=0)
-    assert (found["worlds"], found["steps"]) == ([1, 2, 3], steps)
-    assert found["resumed_after"] == {9: 6, 3: 1}[steps]
+    found = verdict_on(GOOD / script, "--worlds", "1,3", *words, folder=tmp_path, code=0)
+    assert (found["worlds"], found["steps"]) == ([1, 3], steps)
+    assert found["resumed_after"] == resumed_after
     assert len(set(found["digests"].values())) == 1
     assert (found["difference"], found["tolerance"]) == (None, 0.0)
 
 
+@heavy
 def test_a_mistake_smaller_than_the_rounding_of_compression_is_found(tmp_path: Path) -> None:
     text = (GOOD / "trained.py").read_text(encoding="utf-8")
-    wrong = "def loss(scores, labels):\n    return cross_entropy(scores, labels) * (1 + 0.002 * int(os.environ['WORLD_SIZE']))\n"
-    text = text.replace("data, cross_entropy)", "data, loss)").replace(
-        "def main", f"{wrong}\n\ndef main"
-    )
+    wrong = "cross_entropy(*a) * (1 + 0.002 * int(os.environ['WORLD_SIZE']))"
+    text = text.replace("data, cross_entropy)", f"data, lambda *a: {wrong})")
     (script := tmp_path / "script.py").write_text(f"import os\n{text}", encoding="utf-8")
     words = ["--steps", "2", "batch.global_size=30", "exact=false", "compression=bf16"]
-    found = verdict_on(script, "--worlds", "1,2", *words, folder=tmp_path, code=1)
-    assert found["difference"]["step"] == 1
-    assert found["difference"]["tensor"].startswith("the loss of lane 0")
+    found = verdict_on(script, "--worlds", "1,2", *words, folder=tmp_path, code=1)["difference"]
+    assert found["step"] == 1
+    assert found["tensor"].startswith("the loss of lane 0")
 
 
 @pytest.mark.parametrize(
-    ("script", "code", "problem", "fix"),
+    ("script", "code", "problem"),
     [
-        ("print('trained, trust me')\n", 1, "script.py left no record of its steps", "train inside of `with paceline.Run(paceline.config_from_argv()) as run`"),
-        ("raise ValueError('unwell')\n", 1, "script.py failed on 1 rank:", "make it run with `paceline run` first"),
-        ("import paceline\npaceline.config_from_argv()\n", 2, "there is no setting 'sed'", "did you mean seed?"),
+        ("print('trained, trust me')\n", 1, "script.py left no record"),
+        ("raise ValueError('unwell')\n", 1, "script.py failed on 1 rank"),
+        ("import paceline\npaceline.config_from_argv()\n", 2, "'sed'"),
     ],
-)  # fmt: skip
+)
 def test_a_script_that_cannot_be_compared_is_told_what_to_do(
-    tmp_path: Path, script: str, code: int, problem: str, fix: str
+    tmp_path: Path, script: str, code: int, problem: str
 ) -> None:
     (tmp_path / "script.py").write_text(script)
     done = paceline("verify", "--worlds", "1,2", "script.py", "sed=3", folder=tmp_path)
     assert (done.code, done.out) == (code, "")
     assert problem in done.err
-    assert f"\n  fix: {fix}" in done.err
+    assert "\n  fix: " in done.err
