@@ -62,14 +62,11 @@ def ours(place):
 
 def old_style(model, folder):
     """Write what older versions did: no prefix, masks as buffers, and the head a second time."""
-    tensors = {f"{name}": value.clone() for name, value in model.transformer.state_dict().items()}
-    tensors |= {
-        f"h.{layer}.attn.bias": torch.ones(1, 1, 8, 8, dtype=torch.bool) for layer in range(2)
-    }
-    tensors |= {
-        "h.0.attn.masked_bias": torch.tensor(-1e4),
-        "lm_head.weight": tensors["wte.weight"].clone(),
-    }
+    tensors = {name: value.clone() for name, value in model.transformer.state_dict().items()}
+    mask = torch.ones(1, 1, 8, 8, dtype=torch.bool)
+    tensors |= {f"h.{layer}.attn.bias": mask.clone() for layer in range(2)}
+    tensors["h.0.attn.masked_bias"] = torch.tensor(-1e4)
+    tensors["lm_head.weight"] = tensors["wte.weight"].clone()
     save_file(tensors, folder / "model.safetensors")
     return folder
 
@@ -90,24 +87,16 @@ def test_their_weights_give_their_scores_here(theirs, way, tmp_path):
         torch.testing.assert_close(ours(place)(PROMPT), model(PROMPT).logits, rtol=0, atol=1e-5)
 
 
-def test_our_weights_give_our_scores_there(theirs, tmp_path):
-    model = GPT(DESIGN).eval()
+def test_our_weights_give_our_scores_there_and_are_read_with_the_same_bits(theirs, tmp_path):
+    model, out = GPT(DESIGN).eval(), tmp_path / "out"
     scatter(model, 3)
-    write_gpt2(model.design, model.state_dict(), tmp_path / "out")
-    loaded, facts = type(theirs[0]).from_pretrained(tmp_path / "out", output_loading_info=True)
-    assert not any(facts.values()), "neither missing nor unexpected"
+    write_gpt2(model.design, model.state_dict(), out)
     with torch.no_grad():
-        torch.testing.assert_close(loaded.eval()(PROMPT).logits, model(PROMPT), rtol=0, atol=1e-5)
-    assert {path.name: oct(path.stat().st_mode)[-3:] for path in (tmp_path / "out").iterdir()} == {
-        "config.json": "600",
-        "model.safetensors": "600",
-    }
-
-
-def test_what_is_written_is_read_with_the_same_bits(tmp_path):
-    model = GPT(DESIGN)
-    write_gpt2(model.design, model.state_dict(), tmp_path / "out")
-    design, tensors = read_gpt2(tmp_path / "out")
+        logits = loaded(theirs, out)(PROMPT).logits
+        torch.testing.assert_close(logits, model(PROMPT), rtol=0, atol=1e-5)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in out.iterdir()}
+    assert modes == {"config.json": 0o600, "model.safetensors": 0o600}
+    design, tensors = read_gpt2(out)
     assert design == DESIGN
     assert all(torch.equal(tensors[name], value) for name, value in model.state_dict().items())
     assert tensors.keys() == model.state_dict().keys()
@@ -115,9 +104,8 @@ def test_what_is_written_is_read_with_the_same_bits(tmp_path):
 
 def test_half_weights_become_whole(theirs, tmp_path):
     folder = shutil.copytree(theirs[1], tmp_path / "hub")
-    tensors = {
-        name: value.bfloat16() for name, value in load_file(folder / "model.safetensors").items()
-    }
+    whole = load_file(folder / "model.safetensors")
+    tensors = {name: value.bfloat16() for name, value in whole.items()}
     save_file(tensors, folder / "model.safetensors")
     found = read_gpt2(folder)[1]
     assert {value.dtype for value in found.values()} == {torch.float32}
@@ -153,16 +141,12 @@ def bytes_of(name, content):
     return lambda folder: (folder / name).write_bytes(content)
 
 
-def only_pickle(folder):
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-
-
-def in_parts(folder):
-    (folder / "model.safetensors").rename(folder / "model.safetensors.index.json")
+def renamed(name):
+    return lambda folder: (folder / "model.safetensors").rename(folder / name)
 
 
 REFUSED = [
-    (said(model_type="llama"), "model_type 'llama'", "save_pretrained"),
+    (said(model_type="llama"), "'llama'", "save_pretrained"),
     (said(model_type=...), "model_type None", "save_pretrained"),
     (said(activation_function="relu"), "activation_function='relu'", "'gelu_new'"),
     (said(layer_norm_epsilon=1e-6), "layer_norm_epsilon=1e-06", "1e-05"),
@@ -170,24 +154,24 @@ REFUSED = [
     (said(add_cross_attention=True), "add_cross_attention=True", "False"),
     (said(n_inner=32), "n_inner=32", "64"),
     (said(n_inner=[3]), "n_inner=", "64"),
-    (said(n_layer="two"), "n_layer must be at least 1, got 'two'", "save_pretrained"),
-    (said(n_head=3), "n_embd=16, which is not a multiple of n_head=3", "save_pretrained"),
-    (said(n_layer=3), "h.2.ln_1.weight is missing; .* and 8 more", "save_pretrained"),
-    (said(n_layer=1), "h.1.attn.c_attn.bias is not in a GPT-2", "save_pretrained"),
-    (said(vocab_size=34), r"wte.weight is \[33, 16\] instead of \[34, 16\]", "save_pretrained"),
+    (said(n_layer="two"), "n_layer .*'two'", "save_pretrained"),
+    (said(n_head=3), "n_embd=16.*n_head=3", "save_pretrained"),
+    (said(n_layer=3), "h.2.ln_1.weight .* 8 ", "save_pretrained"),
+    (said(n_layer=1), "h.1.attn.c_attn.bias", "save_pretrained"),
+    (said(vocab_size=34), r"wte.weight .*\[33, 16\].*\[34, 16\]", "save_pretrained"),
     (said(tie_word_embeddings=False), "lm_head.weight", "tie_word_embeddings"),
     (held(lm_head__weight=torch.ones(33, 16)), "lm_head.weight", "tie_word_embeddings"),
-    (held(transformer__ln_f__bias=None), "ln_f.bias is missing", "save_pretrained"),
-    (held(score__weight=torch.ones(2, 16)), "score.weight is not in a GPT-2", "save_pretrained"),
-    (held(transformer__h__0__mlp__c_fc__weight=torch.ones(64, 16)), r"c_fc.weight is \[64, 16\] instead of \[16, 64\]", "save_pretrained"),
+    (held(transformer__ln_f__bias=None), "ln_f.bias", "save_pretrained"),
+    (held(score__weight=torch.ones(2, 16)), "score.weight", "save_pretrained"),
+    (held(transformer__h__0__mlp__c_fc__weight=torch.ones(64, 16)), r"\[64, 16\].*\[16, 64\]", "save_pretrained"),
     (held(transformer__ln_f__bias=torch.ones(16, dtype=torch.int32)), "ln_f.bias .*int32", "save_pretrained"),
-    (bytes_of("config.json", b"{"), "config.json is not JSON", "save_pretrained"),
+    (bytes_of("config.json", b"{"), "config.json", "save_pretrained"),
     (bytes_of("config.json", b"[1]"), "model_type None", "save_pretrained"),
-    (bytes_of("model.safetensors", b"\x80\x04K\x01."), "as a safetensors file", "save_pretrained"),
-    (lambda folder: (folder / "config.json").unlink(), "cannot read .*config.json", "save_pretrained"),
-    (lambda folder: (folder / "model.safetensors").unlink(), "there is no .*model.safetensors", "save_pretrained"),
-    (only_pickle, "there is no .*model.safetensors", "a pickle is never read"),
-    (in_parts, "there is no .*model.safetensors", "max_shard_size"),
+    (bytes_of("model.safetensors", b"\x80\x04K\x01."), "safetensors", "save_pretrained"),
+    (lambda folder: (folder / "config.json").unlink(), "config.json", "save_pretrained"),
+    (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors", "save_pretrained"),
+    (renamed("pytorch_model.bin"), "model.safetensors", "a pickle is never read"),
+    (renamed("model.safetensors.index.json"), "model.safetensors", "max_shard_size"),
 ]  # fmt: skip
 
 
@@ -201,19 +185,16 @@ def written(tmp_path_factory):
 @pytest.mark.parametrize(("change", "problem", "fix"), REFUSED)
 def test_what_is_not_such_a_gpt_2_is_named(change, problem, fix, written, tmp_path):
     change(shutil.copytree(written, tmp_path / "hub"))
-    with pytest.raises(DataError, match=problem) as error:
+    with pytest.raises(DataError, match=f"(?s){problem}") as error:
         read_gpt2(tmp_path / "hub")
     assert fix in error.value.fix
 
 
 def test_what_is_no_folder_of_weights_is_named(tmp_path):
-    with pytest.raises(DataError, match="there is no folder of weights at .*nowhere"):
-        read_gpt2(tmp_path / "nowhere")
     torch.save({"weight": torch.ones(2)}, tmp_path / "weights.bin")
-    with pytest.raises(
-        DataError, match="weights.bin is not a safetensors file\n.*a pickle is never read"
-    ):
-        read_gpt2(tmp_path / "weights.bin")
+    for name in ("nowhere", "weights.bin"):
+        with pytest.raises(DataError, match=name):
+            read_gpt2(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -233,9 +214,9 @@ def test_a_design_that_gpt_2_has_not_is_not_written(design, problem, tmp_path):
 
 
 def test_nothing_is_written_over_and_weights_of_another_model_are_not_written(written, tmp_path):
-    with pytest.raises(ConfigError, match="exists"):
+    with pytest.raises(ConfigError, match="hub"):
         write_gpt2(DESIGN, GPT(DESIGN).state_dict(), written)
-    with pytest.raises(ConfigError, match="norm.bias is missing"):
+    with pytest.raises(ConfigError, match="norm.bias"):
         write_gpt2(DESIGN, {}, tmp_path / "other")
 
 
@@ -243,11 +224,8 @@ def test_nothing_is_written_over_and_weights_of_another_model_are_not_written(wr
 def runs(theirs, tmp_path_factory):
     """Runs that were saved: of tokens, from the weights of transformers without a change, and of a design that GPT-2 has not."""
     folder = tmp_path_factory.mktemp("trained")
-    words = [
-        f"data_folder={write(folder, 'words and words again ' * 40)}",
-        f"runs={folder}/runs",
-        "steps=2",
-    ]
+    text = write(folder, "words and words again " * 40)
+    words = [f"data_folder={text}", f"runs={folder}/runs", "steps=2"]
     train(*words, "name=tokens", "level=tokens", "train_tokenizer=270", "checkpoint.every=1steps")
     train(*words, "name=rotary", "positions=rotary", "bias=false")
     wide = transformers_gpt2(n_layer=1, n_head=2, n_embd=16, vocab_size=256, n_positions=12)
@@ -257,10 +235,9 @@ def runs(theirs, tmp_path_factory):
         "heads=0",
         "embedding_dim=0",
         "context_length=128",
-    ]  # as nobody has said them
-    train(
-        *words, *shape, "name=started", f"init_from={folder}/start", "lr.base=0", "weight_decay=0"
-    )
+    ]  # nobody has given them
+    words += [*shape, f"init_from={folder}/start", "lr.base=0", "weight_decay=0"]
+    train(*words, "name=started")
     return folder, wide
 
 
@@ -272,10 +249,8 @@ def export(runs, tmp_path, monkeypatch, capsys):
 
     def run(name, *words):
         capsys.readouterr()
-        return Done(
-            run_verb(["ckpt", "export", name, "--as", "gpt2", *map(str, words)]),
-            *capsys.readouterr(),
-        )
+        code = run_verb(["ckpt", "export", name, "--as", "gpt2", *map(str, words)])
+        return Done(code, *capsys.readouterr())
 
     return run
 
@@ -291,10 +266,8 @@ def test_a_run_is_exported_with_its_tokenizer(export, theirs):
     transformers = pytest.importorskip("transformers")
     done = export("runs/tokens", "hub")
     assert (done.code, done.err) == (0, "")
-    assert "from_pretrained" in done.out
-    assert [oct(Path(name).stat().st_mode)[-3:] for name in ("hub", *sorted(Path("hub").iterdir()))] == [
-        "700", "600", "600", "600", "600",
-    ]  # fmt: skip
+    assert {path.stat().st_mode & 0o777 for path in Path("hub").iterdir()} == {0o600}
+    assert Path("hub").stat().st_mode & 0o777 == 0o700
     author, model = load_generator("runs/tokens"), loaded(theirs, "hub")
     tokenizer = transformers.AutoTokenizer.from_pretrained("hub")
     numbers = author.vocabulary.encode("words again").tolist()
@@ -304,75 +277,56 @@ def test_a_run_is_exported_with_its_tokenizer(export, theirs):
     with torch.no_grad():
         prompt = torch.tensor([numbers[:8]])
         torch.testing.assert_close(model(prompt).logits, author.model(prompt), rtol=0, atol=1e-5)
-    assert (
-        Path("runs/tokens/tokenizer.json").read_bytes() == Path("hub/tokenizer.json").read_bytes()
-    )
+    ours, copied = (Path(folder) / "tokenizer.json" for folder in ("runs/tokens", "hub"))
+    assert ours.read_bytes() == copied.read_bytes()
 
 
 def test_their_weights_come_back_out_of_a_run_as_they_were(export, theirs, runs):
     assert export("runs/started", "hub", "--json").code == 0
-    again, wide = loaded(theirs, "hub"), runs[1]
-    assert all(
-        torch.equal(value, wide.state_dict()[name]) for name, value in again.state_dict().items()
-    )
+    again, before = loaded(theirs, "hub").state_dict(), runs[1].state_dict()
+    assert all(torch.equal(value, before[name]) for name, value in again.items())
     assert not Path("hub/tokenizer.json").exists()
     kept = config_from_words(GptConfig, ["--config", "runs/started/config.toml"])
-    assert (kept.layers, kept.heads, kept.embedding_dim, kept.context_length, kept.vocab_size) == (
-        1,
-        2,
-        16,
-        12,
-        256,
-    )
+    assert (kept.layers, kept.heads, kept.embedding_dim) == (1, 2, 16)
+    assert (kept.context_length, kept.vocab_size) == (12, 256)
 
 
 def test_the_checkpoint_that_is_exported_is_good_or_the_one_asked_for(export):
     assert json.loads(export("runs/tokens", "one", "--json", "--step", 1).out)["step"] == 1
     assert export("runs/tokens/checkpoints/step-000000001", "two").code == 0
-    assert all(
-        (Path("two") / path.name).read_bytes() == path.read_bytes()
-        for path in Path("one").iterdir()
-    )
+    for path in Path("one").iterdir():
+        assert (Path("two") / path.name).read_bytes() == path.read_bytes()
     part = next(Path("runs/tokens/checkpoints/step-000000002").glob("*.safetensors"))
     part.write_bytes(part.read_bytes()[:-1] + b"?")
-    done = export("runs/tokens", "three", "--json")
-    assert (json.loads(done.out)["step"], len(json.loads(done.out)["passed_over"])) == (1, 1)
+    facts = json.loads(export("runs/tokens", "three", "--json").out)
+    assert (facts["step"], len(facts["passed_over"])) == (1, 1)
     asked = export("runs/tokens", "four", "--step", 2)
     assert (asked.code, asked.out, os.path.lexists("four")) == (3, "", False)
+
+
+STEP = "runs/tokens/checkpoints/step-000000002"
 
 
 @pytest.mark.parametrize(
     ("words", "problem", "fix"),
     [
-        (
-            ["runs/rotary", "hub"],
-            "GPT-2 does not support positions=rotary, bias=false",
-            "train with positions=learned",
-        ),
-        (["runs/tokens", "full"], "full exists", "choose another folder"),
-        (["runs/tokens", "full/file"], "full/file exists", "choose another folder"),
-        (["runs/tokens", "."], ". exists", "choose another folder"),
-        (["runs/tokens", "hub", "--force"], "--force", "remove --force"),
-        (["runs/tokens", "no/where"], "there is no folder no", "create it first"),
-        (["runs/tokens", "s3://bucket/hub"], "there is no folder", "a path on this machine"),
-        (
-            ["runs/tokens", "runs/tokens/checkpoints/step-000000002"],
-            "inside a checkpoint",
-            "checkpoints are never modified",
-        ),
-        (
-            ["runs/tokens", "runs/tokens/checkpoints/step-000000002/hub"],
-            "inside a checkpoint",
-            "checkpoints are never modified",
-        ),
-        (["runs/tokens"], "OUT is missing", "paceline ckpt export [RUN] OUT"),
-        (["runs/tokens", "hub", "--as", "gpt3"], "got 'gpt3'", "did you mean gpt2?"),
+        ("runs/rotary hub", "positions=rotary, bias=false", "positions=learned"),
+        ("runs/tokens full", "full", "another folder"),
+        ("runs/tokens full/file", "full/file", "another folder"),
+        ("runs/tokens .", ". exists", "another folder"),
+        ("runs/tokens hub --force", "--force", "remove --force"),
+        ("runs/tokens no/where", "folder no", "create it first"),
+        ("runs/tokens s3://bucket/hub", "folder", "a path on this machine"),
+        (f"runs/tokens {STEP}", "checkpoint", "never modified"),
+        (f"runs/tokens {STEP}/hub", "checkpoint", "never modified"),
+        ("runs/tokens", "OUT", "paceline ckpt export [RUN] OUT"),
+        ("runs/tokens hub --as gpt3", "'gpt3'", "gpt2"),
     ],
 )
 def test_what_cannot_be_exported_is_refused(export, words, problem, fix):
     Path("full").mkdir()
     Path("full/file").touch()
-    done = export(*words)
+    done = export(*words.split())
     assert (done.code, done.out) == (2, "")
     assert problem in done.err
     assert fix in done.err.partition("fix: ")[2]
@@ -386,30 +340,23 @@ def test_nothing_is_left_of_a_folder_that_cannot_be_written(export, monkeypatch)
     monkeypatch.setattr(os, "fsync", full)
     done = export("runs/tokens", "hub")
     assert (done.code, sorted(os.listdir("."))) == (3, ["runs"])
-    assert "cannot write hub: No space left on device\n  fix: free disk space" in done.err
+    assert "hub: No space left on device" in done.err
 
 
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [
-        (["size=124M"], "size=124M"),
-        (["layers=2"], "layers=2, not 1"),
-        (["vocab_size=300"], "vocab_size=300, not 256"),
-        (["context_length=16"], "context_length=16, not 12"),
-        (["norm=rms"], "norm=rms, not layer"),
-        (["bias=false"], "bias=False, not True"),
-    ],
-)
-def test_settings_that_contradict_the_weights_are_refused(words, problem, tmp_path):
+def test_settings_that_contradict_the_weights_are_refused(tmp_path):
     design = Design(Shape(1, 2, 16), vocab_size=256, context_length=12)
     write_gpt2(design, GPT(design).state_dict(), tmp_path / "hub")
-    settled = [
-        "layers=1",
-        "heads=2",
-        "embedding_dim=16",
-        "context_length=12",
-    ]  # as the run's own config.toml says them
-    assert design_of(load_initial_weights(tiny(*settled, f"init_from={tmp_path}/hub"))[0]) == design
-    with pytest.raises(ConfigError, match=problem) as error:
-        load_initial_weights(tiny(*settled, f"init_from={tmp_path}/hub", *words))
-    assert "remove these settings" in error.value.fix
+    # as the run's own config.toml has them
+    settled = ["layers=1", "heads=2", "embedding_dim=16", "context_length=12"]
+    settled.append(f"init_from={tmp_path}/hub")
+    assert design_of(load_initial_weights(tiny(*settled))[0]) == design
+    for word, problem in {
+        "size=124M": "size=124M",
+        "layers=2": "layers=2.* 1",
+        "vocab_size=300": "vocab_size=300.* 256",
+        "context_length=16": "context_length=16.* 12",
+        "norm=rms": "norm=rms.* layer",
+        "bias=false": "bias=False.* True",
+    }.items():
+        with pytest.raises(ConfigError, match=problem):
+            load_initial_weights(tiny(*settled, word))

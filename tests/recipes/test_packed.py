@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from paceline.config import RunConfig
-from paceline.data.reading.batches import Batches
 from paceline.errors import DataError
 from paceline.recipes import corpus, digits
 from paceline.world.world import World
 from support.datasets import make_dataset
+from support.loops import lanes_of
 from support.processes import run_on_processes
 from support.tiny_gpt import digest, train
 
@@ -44,45 +44,26 @@ def test_a_gpt_is_the_same_from_shards(tmp_path, monkeypatch):
 
 def test_digits_are_the_same_from_shards(tmp_path):
     generator = numpy.random.default_rng(3)
-    images, labels = (
-        generator.integers(0, 256, (50, 28, 28), dtype=numpy.uint8),
-        generator.integers(0, 10, 50),
-    )
+    images = generator.integers(0, 256, (50, 28, 28), dtype=numpy.uint8)
+    labels = generator.integers(0, 10, 50)
     for part in ("train", "test"):
-        make_dataset(
-            tmp_path / part,
-            50,
-            7,
-            lambda begin, end: {"image": images[begin:end], "label": labels[begin:end]},
-        )
+        make_dataset(tmp_path / part, 50, 7, lambda *at: {"image": images[slice(*at)], "label": labels[slice(*at)]})  # fmt: skip
     config = RunConfig()
-    train, test = digits.packed_digits(str(tmp_path), config)
     memory = digits._pixels(torch.from_numpy(images)), torch.from_numpy(labels)
-    for data in (train, test):
-        for mine, yours in zip(
-            Batches(data, config, World()).steps(),
-            Batches(memory, config, World()).steps(),
-            strict=True,
-        ):
+    wanted = list(lanes_of(World(), config, memory))
+    for data in digits.packed_digits(str(tmp_path), config):
+        for mine, yours in zip(lanes_of(World(), config, data), wanted, strict=True):
             for one, other in zip(mine.lanes, yours.lanes, strict=True):
                 assert all(torch.equal(a, b) for a, b in zip(one.batch, other.batch, strict=True))
 
 
-@pytest.mark.parametrize(
-    "read",
-    [
-        lambda: digits.packed_digits("", RunConfig()),
-        lambda: corpus.text_from_shards("", RunConfig()),
-    ],
-)
-def test_a_recipe_says_how_sets_are_made(read):
-    with pytest.raises(DataError, match="paceline data pack"):
-        read()
-
-
-def test_text_that_cannot_be_read_is_named(tmp_path):
-    with pytest.raises(DataError, match="nothing.txt"):
-        corpus.read_text(str(tmp_path / "nothing.txt"))
+def test_text_and_sets_that_cannot_be_read_are_named(tmp_path):
     (tmp_path / "short").write_bytes(b"ab")
-    with pytest.raises(DataError, match="more text"):
-        corpus.text_in_memory(str(tmp_path / "short"), 9)
+    for read, problem in (
+        (lambda: digits.packed_digits("", RunConfig()), "paceline data pack"),
+        (lambda: corpus.text_from_shards("", RunConfig()), "paceline data pack"),
+        (lambda: corpus.read_text(str(tmp_path / "nothing.txt")), "nothing.txt"),
+        (lambda: corpus.text_in_memory(str(tmp_path / "short"), 9), "more text"),
+    ):
+        with pytest.raises(DataError, match=problem):
+            read()
