@@ -17,6 +17,7 @@ from paceline.checkpoint.storage import verify
 from paceline.errors import STOPPED
 from paceline.events import surviving
 from paceline.launch.signals import signal_name
+from paceline.train.stopping import TIME_LIMIT
 from support.program import Running, around, paceline, started
 from survive.conftest import SCRIPT, SHORT, digest, pid
 
@@ -41,37 +42,27 @@ def stopped_well(folder: Path, running: Running) -> int:
     return newest
 
 
-def resumes(folder: Path, ranks: str, untouched: str) -> None:
-    again = paceline("run", "-n", ranks, SCRIPT, *SHORT, folder=folder)
-    assert again.code == 0, again
-    assert digest(again.out) == untouched
-
-
 def start(folder: Path, *words: str, **env: str):
-    return started(
-        "run",
-        "-n",
-        "2",
-        *around(SCRIPT, (*LONG, *words)),
-        folder=folder,
-        env={"SLOW_STEP": "0.05", **env},
-    )
+    given = around(SCRIPT, (*LONG, *words))
+    return started("run", "-n", "2", *given, folder=folder, env={"SLOW_STEP": "0.05", **env})
+
+
+def heavy(*values: object):
+    return pytest.param(*values, marks=pytest.mark.heavy)
 
 
 @pytest.mark.parametrize(
     ("number", "ranks", "skew_s"),
     [
         (signal.SIGTERM, [1], 0.0),
-        (signal.SIGUSR1, [0], 0.0),
-        (signal.SIGTERM, [0, 1], 0.0),
         (signal.SIGINT, [1, 0], 0.15),
-        (signal.SIGTERM, [0, 1], 1.0),
-        (signal.SIGTERM, [1, 0], 2.0),
+        heavy(signal.SIGUSR1, [0], 0.0),
+        heavy(signal.SIGTERM, [0, 1], 0.0),
+        heavy(signal.SIGTERM, [0, 1], 1.0),
+        heavy(signal.SIGTERM, [1, 0], 2.0),
     ],
 )
-def test_a_signal_to_any_ranks_stops_all_at_the_same_step(
-    tmp_path: Path, number: signal.Signals, ranks: list[int], skew_s: float
-) -> None:
+def test_a_signal_to_any_ranks_stops_all_at_the_same_step(tmp_path, number, ranks, skew_s):
     with start(tmp_path) as running:
         pids = [pid(tmp_path, "step", rank) for rank in ranks]
         os.kill(pids[0], number)
@@ -84,25 +75,28 @@ def test_a_signal_to_any_ranks_stops_all_at_the_same_step(
         stopped_well(tmp_path, running)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("number", "ranks"),
+    [(signal.SIGTERM, "3"), heavy(signal.SIGUSR1, "1"), heavy(signal.SIGINT, "2")],
+)
 def test_a_signal_to_the_launcher_does_the_same_and_the_run_resumes_later(
-    tmp_path: Path, untouched: str, number: signal.Signals
+    tmp_path: Path, untouched: str, number: signal.Signals, ranks: str
 ) -> None:
     with start(tmp_path, "epochs=8") as running:
         pid(tmp_path, "step", 1)
         running.process.send_signal(number)
         stopped_well(tmp_path, running)
     assert surviving(tmp_path / "runs/training/events.jsonl")[-1]["reason"] == signal_name(number)
-    resumes(
-        tmp_path, {signal.SIGTERM: "3", signal.SIGUSR1: "1", signal.SIGINT: "2"}[number], untouched
-    )
+    again = paceline("run", "-n", ranks, SCRIPT, *SHORT, folder=tmp_path)
+    assert again.code == 0, again
+    assert digest(again.out) == untouched
 
 
-@pytest.mark.parametrize("where", ["save", "evaluate"])
-@pytest.mark.parametrize("exact", ["true", "false"])
-def test_a_signal_during_a_save_or_an_evaluation_waits_for_it(
-    tmp_path: Path, where: str, exact: str
-) -> None:
+@pytest.mark.parametrize(
+    ("where", "exact"),
+    [("save", "true"), ("evaluate", "false"), heavy("save", "false"), heavy("evaluate", "true")],
+)
+def test_a_signal_during_a_save_or_an_evaluation_waits_for_it(tmp_path, where, exact):
     slow = {f"SLOW_{where.upper()}": "0.5"}
     with start(tmp_path, "checkpoint.every=3steps", f"exact={exact}", **slow) as running:
         os.kill(pid(tmp_path, where, 1), signal.SIGTERM)
@@ -115,11 +109,16 @@ def test_a_signal_after_the_ranks_have_met_but_before_the_first_step(tmp_path: P
         assert stopped_well(tmp_path, running) == 1
 
 
-@pytest.mark.parametrize("where", ["begin", "join"])
-@pytest.mark.parametrize("whom", ["launcher", "rank 1"])
-def test_a_signal_before_the_training_ends_it_cleanly_with_nothing_to_lose(
-    tmp_path: Path, where: str, whom: str
-) -> None:
+@pytest.mark.parametrize(
+    ("where", "whom"),
+    [
+        ("begin", "rank 1"),
+        ("join", "launcher"),
+        heavy("begin", "launcher"),
+        heavy("join", "rank 1"),
+    ],
+)
+def test_a_signal_before_the_training_ends_it_cleanly_with_nothing_to_lose(tmp_path, where, whom):
     with start(tmp_path, **{f"SLOW_{where.upper()}": "300"}) as running:
         rank = pid(tmp_path, where, 1)
         os.kill(rank if whom == "rank 1" else running.process.pid, signal.SIGTERM)
@@ -141,33 +140,25 @@ def test_a_second_interrupt_does_not_wait_for_the_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "second"),
-    [(signal.SIGTERM, signal.SIGTERM), (signal.SIGINT, signal.SIGTERM)],
-    ids=["SIGTERM twice", "SIGINT, SIGTERM"],  # Slurm and Kubernetes; LSF
-)
-def test_a_second_signal_of_a_scheduler_leaves_the_save_its_time(
-    tmp_path: Path, first: signal.Signals, second: signal.Signals
-) -> None:
+    "first", [signal.SIGTERM, heavy(signal.SIGINT)]
+)  # Slurm and Kubernetes; LSF
+def test_a_second_signal_of_a_scheduler_leaves_the_save_its_time(tmp_path, first):
     with start(tmp_path, SLOW_SAVE="1") as running:
         pid(tmp_path, "step", 1)
         running.process.send_signal(first)
         pid(tmp_path, "heard", 1)
-        running.process.send_signal(second)
+        running.process.send_signal(signal.SIGTERM)
         stopped_well(tmp_path, running)
 
 
-def test_a_deadline_stops_the_run_with_a_checkpoint(tmp_path: Path, untouched: str) -> None:
+def test_a_deadline_stops_the_run_with_a_checkpoint(tmp_path: Path) -> None:
     with start(tmp_path, "--stop-after", "6s", SLOW_STEP="0.1") as running:
         stopped_well(tmp_path, running)
-    assert (
-        surviving(tmp_path / "runs/training/events.jsonl")[-1]["reason"] == "the time limit is near"
-    )
+    assert surviving(tmp_path / "runs/training/events.jsonl")[-1]["reason"] == TIME_LIMIT
 
 
-@pytest.mark.parametrize("whom", ["launcher", "rank 0"])
-def test_the_last_step_is_the_end_of_the_run_also_when_asked_to_stop(
-    tmp_path: Path, whom: str
-) -> None:
+@pytest.mark.parametrize("whom", ["rank 0", heavy("launcher")])
+def test_the_last_step_is_the_end_of_the_run_also_when_asked_to_stop(tmp_path, whom):
     heard = "marks/heard-0" if whom == "rank 0" else "marks/heard-0 marks/heard-1"
     with start(tmp_path, "steps=1", STEP_UNTIL=heard) as running:
         rank = pid(tmp_path, "step", 0)
@@ -178,15 +169,9 @@ def test_the_last_step_is_the_end_of_the_run_also_when_asked_to_stop(
 
 
 def test_a_launch_that_was_asked_to_stop_is_not_restarted(tmp_path: Path) -> None:
-    script = tmp_path / "broken.py"
-    text = (
-        Path(SCRIPT)
-        .read_text()
-        .replace(
-            "        paceline.Trainer(", "        raise_when_told()\n        paceline.Trainer("
-        )
-    )
-    script.write_text(
+    before = "        paceline.Trainer("
+    text = Path(SCRIPT).read_text().replace(before, f"        raise_when_told()\n{before}")
+    (tmp_path / "broken.py").write_text(
         "import signal, sys, time\n"
         "def raise_when_told():\n"
         "    signal.signal(signal.SIGTERM, lambda *_: [][0])\n"
@@ -215,9 +200,7 @@ except ValueError:
 """
 
 
-def test_a_signal_to_a_training_that_fails_does_not_make_it_one_that_stopped(
-    tmp_path: Path,
-) -> None:
+def test_a_signal_to_a_training_that_fails_does_not_make_it_one_that_stopped(tmp_path):
     (tmp_path / "fails.py").write_text(FAILS)
     mark = tmp_path / "stopped"
     done = subprocess.run(
@@ -245,7 +228,7 @@ except Stopped:
 
 @pytest.mark.parametrize(
     ("launcher", "end"),
-    [("ours", (0, "left in order\n")), ("none", (-signal.SIGTERM, ""))],
+    [("ours", (0, "left in order\n")), heavy("none", (-signal.SIGTERM, ""))],
     ids=["ours", "none"],
 )
 def test_a_signal_to_a_rank_that_has_saved_and_leaves_does_not_end_it_under_our_launcher(

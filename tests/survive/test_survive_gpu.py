@@ -42,9 +42,7 @@ def struck(folder: Path, backend: str, number: signal.Signals) -> Done:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_stopped_run_saves_and_resumes_on_one_rank(
-    backend: str, alone: str, tmp_path: Path
-) -> None:
+def test_a_stopped_run_saves_and_resumes_on_one_rank(backend, alone, tmp_path):
     done = struck(tmp_path, backend, signal.SIGTERM)
     assert done.code == STOPPED, done
     done = paceline("run", *words_for(backend), folder=tmp_path)
@@ -52,9 +50,7 @@ def test_a_stopped_run_saves_and_resumes_on_one_rank(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_killed_rank_is_restarted_from_the_newest_checkpoint(
-    backend: str, alone: str, tmp_path: Path
-) -> None:
+def test_a_killed_rank_is_restarted_from_the_newest_checkpoint(backend, alone, tmp_path):
     done = struck(tmp_path, backend, signal.SIGKILL)
     assert done.code == 0, done
     assert "restarting on 2 ranks from the checkpoint of step " in done.err
