@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import paceline
-from support.processes import run_on_processes
+from support.processes import in_worlds, run_on_processes
 
 SETTINGS = {"batch.global_size": 8, "batch.lanes": 4, "lr.schedule": "constant"}
 
@@ -74,39 +74,30 @@ def write_tar_files(folder: Path) -> None:
     for number in range(4):
         with tarfile.open(folder / f"{number}.tar", "w") as archive:
             for place, (values, label) in enumerate(rows()[number::4]):
-                array = io.BytesIO()
-                numpy.save(array, numpy.array(values, dtype=numpy.float32))
-                for name, content in {
-                    "x.npy": array.getvalue(),
-                    "y.cls": str(label).encode(),
-                }.items():
+                numpy.save(array := io.BytesIO(), numpy.array(values, dtype=numpy.float32))
+                contents = {"x.npy": array.getvalue(), "y.cls": str(label).encode()}
+                for name, content in contents.items():
                     entry = tarfile.TarInfo(f"{place:04d}.{name}")
                     entry.size = len(content)
                     archive.addfile(entry, io.BytesIO(content))
 
 
+@pytest.mark.heavy  # streams of plain Python are tested in test_run_loop.py and in tests/data
 @pytest.mark.parametrize(
     ("package", "write", "function"),
     [
-        pytest.param(  # its import takes longer than that of torch, in six processes
-            "datasets", write_json_lines, train_on_json_lines, marks=pytest.mark.heavy
-        ),
+        ("datasets", write_json_lines, train_on_json_lines),
         ("webdataset", write_tar_files, train_on_tar_files),
     ],
 )
-def test_their_streams_keep_the_bits(
-    package: str, write, function, tmp_path: Path, monkeypatch
-) -> None:
+def test_their_streams_keep_the_bits(package, write, function, tmp_path, monkeypatch):
     pytest.importorskip(package)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (data := tmp_path / "data").mkdir()
     write(data)
     given = {"folder": str(data)}
-    found = []
-    for size in (1, 2, 3):
-        found += run_on_processes(function, size, tmp_path, SETTINGS | {"steps": 9}, given)
+    whole = in_worlds(function, tmp_path, SETTINGS | {"steps": 9}, given, worlds=(1, 2, 3))
     broken = SETTINGS | {"runs": str(tmp_path / "broken")}
     run_on_processes(function, 2, tmp_path, broken | {"steps": 4}, given)
-    found += run_on_processes(function, 3, tmp_path, broken | {"steps": 9}, given)
-    assert all(weights == found[0] for weights in found)
+    assert run_on_processes(function, 3, tmp_path, broken | {"steps": 9}, given) == [whole] * 3
