@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,34 +12,20 @@ import torch
 from torch import Tensor, nn
 
 import paceline
-from paceline.config.values import with_settings
 from paceline.data.reading.source import as_source
 from paceline.data.reading.transform import Transformed
+from paceline.data.shards.index import Column, DatasetIndex, ShardFacts
 from paceline.errors import ConfigError
 from paceline.train.evaluation.evaluation_source import EvaluationSources
 from paceline.train.saving.state import state_digest
 from paceline.world.world import World
-from support.processes import run_on_processes
+from support.loops import SHORT, config_in
+from support.processes import in_worlds, run_on_processes
 
-SETTINGS = {"batch.global_size": 8, "batch.lanes": 4, "epochs": 2, "checkpoint.every": "end"}
 GENERATOR = torch.Generator().manual_seed(5)
 ROWS = torch.randn(37, 6, generator=GENERATOR)
 LABELS = torch.randint(0, 3, (37,), generator=GENERATOR)
 DATA = (ROWS, LABELS)
-
-
-def config_in(folder: Path, **settings: object) -> paceline.RunConfig:
-    return with_settings(paceline.RunConfig(), SETTINGS | {"runs": str(folder)} | settings)
-
-
-def in_worlds(test: Any, folder: Path, worlds: tuple[int, ...] = (1, 2, 3), **settings: Any) -> Any:
-    """Return the answer of all ranks of all worlds, which must be one."""
-    answers = []
-    for world in worlds:
-        own = SETTINGS | settings | {"runs": str(folder / f"world-{world}")}
-        answers += run_on_processes(test, world, folder, own)
-    assert all(answer == answers[0] for answer in answers), answers
-    return answers[0]
 
 
 class MeanAndLast:
@@ -79,24 +66,20 @@ def values(config: paceline.RunConfig) -> dict[str, float]:
         halves = {"first": (ROWS[:20], LABELS[:20]), "all": DATA}
         found = run.evaluate(halves, score, metrics={"own": own})
         assert len(own.words) == 37  # it is left as the last dataset made it
-        assert (
-            found["first/acc"] == run.evaluate(halves["first"], score, metrics={"own": own})["acc"]
-        )
+        alone = run.evaluate(halves["first"], score, metrics={"own": own})
+        assert found["first/acc"] == alone["acc"]
         # Fewer batches than ranks: some ranks have none.
         return found | run.evaluate({"one": DATA}, score, metrics={"own": own}, batches=1)
 
 
 def test_all_kinds_of_values_over_several_datasets(tmp_path: Path) -> None:
-    found = in_worlds(values, tmp_path)
+    found = in_worlds(values, tmp_path, SHORT)
     torch.manual_seed(0)
     scores = nn.Linear(6, 3)(ROWS).detach()
     assert found["all/acc"] == float((scores.argmax(1) == LABELS).double().mean())
     assert found["all/loss"] == pytest.approx(float(nn.functional.cross_entropy(scores, LABELS)))
-    assert set(found) == {
-        f"{part}/{name}"
-        for part in ("first", "all", "one")
-        for name in ("acc", "loss", "noise", "own/mean", "own/words", "own/list/0", "own/list/1")
-    }
+    names = ("acc", "loss", "noise", "own/mean", "own/words", "own/list/0", "own/list/1")
+    assert set(found) == {f"{part}/{name}" for part in ("first", "all", "one") for name in names}
 
 
 def torchmetrics_objects(config: paceline.RunConfig) -> dict[str, float]:
@@ -124,9 +107,10 @@ def torchmetrics_objects(config: paceline.RunConfig) -> dict[str, float]:
         return first
 
 
+@pytest.mark.heavy  # any object with update and compute is tested above
 def test_torchmetrics_objects(tmp_path: Path) -> None:
     classification = pytest.importorskip("torchmetrics.classification")
-    found = in_worlds(torchmetrics_objects, tmp_path)
+    found = in_worlds(torchmetrics_objects, tmp_path, SHORT)
     torch.manual_seed(0)
     scores = nn.Linear(6, 3)(ROWS).detach().softmax(1)
     assert found["f1"] == float(classification.MulticlassF1Score(3)(scores, LABELS))
@@ -168,8 +152,7 @@ def shards(config: paceline.RunConfig) -> dict[str, str]:
 
 
 def test_predictions_as_shards_have_the_same_bytes_in_every_world(tmp_path: Path) -> None:
-    found = in_worlds(shards, tmp_path)
-    assert len(found) > 4
+    assert len(in_worlds(shards, tmp_path, SHORT)) > 4
 
 
 class Talker(nn.Module):
@@ -222,12 +205,8 @@ def generation(config: paceline.RunConfig) -> list:
 
 
 def test_text_of_different_lengths_is_generated_under_fsdp(tmp_path: Path) -> None:
-    [alone] = run_on_processes(generation, 1, tmp_path, SETTINGS | {"runs": str(tmp_path / "1")})
-    settings = SETTINGS | {"parallel": "fsdp"}
-    for world in (2, 3):
-        own = settings | {"runs": str(tmp_path / f"{world}")}
-        answers = run_on_processes(generation, world, tmp_path, own)
-        assert all(answer == alone for answer in answers), (alone, answers)
+    [alone] = run_on_processes(generation, 1, tmp_path, SHORT | {"runs": str(tmp_path / "1")})
+    assert in_worlds(generation, tmp_path, SHORT | {"parallel": "fsdp"}, worlds=[3]) == alone
 
 
 def layer_by_layer(config: paceline.RunConfig) -> list:
@@ -244,7 +223,7 @@ def layer_by_layer(config: paceline.RunConfig) -> list:
 
 
 def test_a_model_too_large_for_that_is_gathered_in_every_forward(tmp_path: Path) -> None:
-    in_worlds(layer_by_layer, tmp_path, parallel="fsdp")
+    in_worlds(layer_by_layer, tmp_path, SHORT | {"parallel": "fsdp"}, worlds=(2, 3))
 
 
 def test_the_source_of_a_dataset_is_kept_until_its_tensors_change() -> None:
@@ -274,7 +253,7 @@ def transformed(config: paceline.RunConfig) -> float:
 
 
 def test_transforms_of_lanes_are_applied(tmp_path: Path) -> None:
-    assert in_worlds(transformed, tmp_path) == pytest.approx(8.0, abs=1e-3)
+    assert in_worlds(transformed, tmp_path, SHORT) == pytest.approx(8.0, abs=1e-3)
 
 
 def changing_names() -> Any:
@@ -287,61 +266,53 @@ def changing_names() -> Any:
     return score
 
 
-@pytest.mark.parametrize(
-    ("data", "score", "metrics", "message"),
-    [
-        (
-            DATA,
-            lambda batch: {"x": batch[1].float().mean()},
-            {},
-            r"'x' of run.evaluate is shape \[\]",
-        ),
-        (DATA, lambda batch: {"x": batch}, {}, r"pair with shape \[2, 6\], not \(sum, count\)"),
-        (DATA, lambda batch: batch[1], {}, "returned Tensor, not a dict"),
-        (DATA, changing_names(), {}, "returned part 2 in batch 1, but part 1 before"),
-        (DATA, lambda batch: {"x": batch[1]}, {"f1": MeanAndLast()}, "has 'f1', but .* returned x"),
-        (DATA, lambda batch: {"x": batch[1]}, {"x": 3}, "int, which lacks update"),
-        ({"x": ROWS, "y": LABELS}, lambda batch: {}, {}, "a dict names several datasets"),
-    ],
-)
-def test_wrong_scores_are_refused_in_a_trial_before_the_loop(
-    data: Any, score: Any, metrics: dict, message: str, tmp_path: Path
-) -> None:
+OWN = {"f1": MeanAndLast()}
+WRONG_SCORES = {
+    "'x' of run.evaluate is shape []": (DATA, lambda batch: {"x": batch[1].float().mean()}, {}),
+    "[2, 6]": (DATA, lambda batch: {"x": batch}, {}),
+    "Tensor": (DATA, lambda batch: batch[1], {}),
+    "part 2": (DATA, changing_names(), {}),
+    "'f1'": (DATA, lambda batch: {"x": batch[1]}, OWN),
+    "int": (DATA, lambda batch: {"x": batch[1]}, {"x": 3}),
+    "dict": ({"x": ROWS, "y": LABELS}, lambda batch: {}, {}),
+}
+
+
+@pytest.mark.parametrize("named", WRONG_SCORES)
+def test_wrong_scores_are_refused_in_a_trial_before_the_loop(named: str, tmp_path: Path) -> None:
     def evaluate() -> None:
+        data, score, metrics = WRONG_SCORES[named]
         with paceline.Run(config_in(tmp_path)) as run:
             run.evaluate(data, score, metrics=metrics, batches=2)
 
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=re.escape(named)):
         evaluate()
 
 
-@pytest.mark.parametrize(
-    ("function", "to", "message"),
-    [
-        (lambda batch: batch[1].sum(), "", r"returned \[\] for 2 samples"),
-        (lambda batch: {"a": "text"}, "", "returned str for 2 samples in 'a'"),
-        (lambda batch: list(batch[0]), "", "rows of different lengths in 'output'"),
-        (lambda batch: batch[0].bfloat16(), "out", "cannot hold torch.bfloat16"),
-        (lambda batch: batch[0], "s3://bucket/out", "writes to a folder, not to s3"),
-        (lambda batch: batch[0], "taken", "a dataset that run.predict has not written"),
-    ],
-)
-def test_wrong_predictions_are_refused(
-    function: Any, to: str, message: str, tmp_path: Path
-) -> None:
-    from paceline.data.shards.index import Column, DatasetIndex, ShardFacts
+WRONG_PREDICTIONS = {
+    "[] for 2 samples": (lambda batch: batch[1].sum(), ""),
+    "'a'": (lambda batch: {"a": "text"}, ""),
+    "'output'": (lambda batch: list(batch[0]), ""),
+    "torch.bfloat16": (lambda batch: batch[0].bfloat16(), "out"),
+    "s3": (lambda batch: batch[0], "s3://bucket/out"),
+    "a dataset that run.predict has not written": (lambda batch: batch[0], "taken"),
+}
 
+
+@pytest.mark.parametrize("named", WRONG_PREDICTIONS)
+def test_wrong_predictions_are_refused(named: str, tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     shard = ShardFacts("00000.safetensors", 1, 9, 9, "", "")
     other = DatasetIndex((Column("x", "F32"),), 1, (shard,), {"from": ["mine.csv"]})
     (tmp_path / "taken" / "index.json").write_bytes(other.to_json())
+    function, to = WRONG_PREDICTIONS[named]
     where = {"to": to if "://" in to else tmp_path / to} if to else {}
 
     def predict() -> None:
         with paceline.Run(config_in(tmp_path)) as run:
             run.predict(DATA, function, **where)
 
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=re.escape(named)):
         predict()
 
 
@@ -372,13 +343,13 @@ def evaluate_twice(config: paceline.RunConfig) -> None:
 
 @pytest.mark.gpu
 def test_a_gpu_keeps_the_dataset_and_the_host_does_not_wait_for_it(tmp_path: Path) -> None:
-    in_worlds(evaluate_twice, tmp_path, worlds=(1,), device="cuda")
+    in_worlds(evaluate_twice, tmp_path, SHORT | {"device": "cuda"}, worlds=[1])
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
 def test_a_gpu_returns_the_same_values_in_every_world(backend: str, tmp_path: Path) -> None:
-    in_worlds(values, tmp_path, device="cuda", backend=backend)
+    in_worlds(values, tmp_path, SHORT | {"device": "cuda", "backend": backend}, worlds=(1, 2, 3))
 
 
 def draw(config: paceline.RunConfig, stop_at: int = -1) -> list[list[float]]:
@@ -401,21 +372,15 @@ def draw(config: paceline.RunConfig, stop_at: int = -1) -> list[list[float]]:
     return found
 
 
-def draw_and_crash(config: paceline.RunConfig) -> None:
-    with pytest.raises(RuntimeError, match="crash"):
-        draw(config, stop_at=2)
-
-
-def test_predictions_draw_other_numbers_in_every_call_on_any_ranks_and_after_a_resume(
-    tmp_path: Path,
-) -> None:
-    whole = in_worlds(draw, tmp_path, (1, 2))
+def test_predictions_draw_other_numbers_in_every_call_on_any_ranks_and_after_a_resume(tmp_path):
+    whole = in_worlds(draw, tmp_path, SHORT, worlds=(1, 2))
     assert len(whole) == 14
     seeded = [whole[place] for place in range(2, 13, 3)]
     assert all(each == seeded[0] for each in seeded)
     assert len({tuple(each) for each in whole}) == 14 - 3
-    settings = SETTINGS | {"runs": str(tmp_path / "crash"), "checkpoint.every": "1steps"}
-    run_on_processes(draw_and_crash, 1, tmp_path, settings)
+    settings = SHORT | {"runs": str(tmp_path / "crash"), "checkpoint.every": "1steps"}
+    with pytest.raises(AssertionError, match="crash"):
+        run_on_processes(draw, 1, tmp_path, settings, {"stop_at": 2})
     (resumed, _) = run_on_processes(draw, 2, tmp_path, settings)
     assert resumed[0] == whole[0]
     assert resumed[-4:] == whole[-4:]

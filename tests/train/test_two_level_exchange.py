@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import nn
 
 from paceline.train.gradients import exchange_choice
-from paceline.train.gradients.bucket_exchange import AllGatherExchange, AllToAllExchange, TreeShape
+from paceline.train.gradients.bucket_exchange import (
+    AllGatherExchange,
+    AllToAllExchange,
+    Exchange,
+    TreeShape,
+)
 from paceline.train.gradients.exchange_choice import choose_exchange, two_levels
 from paceline.train.gradients.two_level_exchange import TwoLevelExchange
 from paceline.world.node_groups import NodeGroups
@@ -31,40 +38,41 @@ from support.simulated_ranks import (
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "contract.md"
 CPU = torch.device("cpu")
-PLACES = [(nodes, each) for nodes in (2, 3, 4) for each in (2, 3, 4)]
+PLACES = [(2, 2), (2, 3), (3, 2), (4, 3)]
+"""Nodes, and ranks of each."""
 
 
 def summed_in_two_levels(
     values: list[torch.Tensor], nodes: int, per_node: int
 ) -> tuple[list[torch.Tensor], Link]:
     """Return the total on every rank, and what a node sends to others at most."""
-    ranks, lanes = nodes * per_node, len(values)
-    with simulated_wires() as wires:
-        exchanges = [
-            two_levels(
-                values[0],
-                shape_of(lanes, rank, ranks),
-                CPU,
-                groups_of(wires, rank, nodes, per_node),
-            )
-            for rank in range(ranks)
-        ]
-        sums = [sums_of_rank(values, rank, ranks) for rank in range(ranks)]
-        return totals(exchanges, sums), wires.between_nodes(per_node)  # type: ignore[arg-type]
+
+    def exchange(wires: Wires, rank: int, shape: TreeShape) -> Exchange:
+        return two_levels(values[0], shape, CPU, groups_of(wires, rank, nodes, per_node))
+
+    return summed(values, nodes, per_node, exchange)
 
 
 def summed_flat(values: list[torch.Tensor], nodes: int, per_node: int) -> Link:
     """Return what a node sends to others at most in one all-to-all and all-gather of all ranks."""
-    ranks, lanes = nodes * per_node, len(values)
+
+    def exchange(wires: Wires, rank: int, shape: TreeShape) -> Exchange:
+        return AllToAllExchange(values[0], shape, CPU, everyone(wires, rank, nodes * per_node))
+
+    return summed(values, nodes, per_node, exchange)[1]
+
+
+def summed(
+    values: list[torch.Tensor],
+    nodes: int,
+    per_node: int,
+    exchange: Callable[[Wires, int, TreeShape], Exchange],
+) -> tuple[list[torch.Tensor], Link]:
+    ranks, lanes = range(nodes * per_node), len(values)
     with simulated_wires() as wires:
-        exchanges = [
-            AllToAllExchange(
-                values[0], shape_of(lanes, rank, ranks), CPU, everyone(wires, rank, ranks)
-            )
-            for rank in range(ranks)
-        ]
-        totals(exchanges, [sums_of_rank(values, rank, ranks) for rank in range(ranks)])  # type: ignore[arg-type]
-        return wires.between_nodes(per_node)
+        made = [exchange(wires, rank, shape_of(lanes, rank, len(ranks))) for rank in ranks]
+        sums = [sums_of_rank(values, rank, len(ranks)) for rank in ranks]
+        return totals(made, sums), wires.between_nodes(per_node)
 
 
 @pytest.mark.parametrize("small", [0, 1 << 18], ids=["slices", "gathered"])
@@ -72,8 +80,8 @@ def summed_flat(values: list[torch.Tensor], nodes: int, per_node: int) -> Link:
 def test_every_rank_has_the_bits_of_the_tree(nodes, per_node, small, monkeypatch) -> None:
     monkeypatch.setattr(exchange_choice, "_SMALL_SLICES_BYTES", small)
     ranks = nodes * per_node
-    for lanes in (ranks, ranks + 1, 2 * ranks - 1, 2 * ranks, 30):
-        for size, dtype in ((1, torch.float64), (24, torch.bfloat16), (97, torch.float32)):
+    for lanes in (ranks, ranks + 1, 2 * ranks - 1, 30):
+        for size, dtype in ((1, torch.float64), (97, torch.float32)):
             values = lane_values(lanes, size, dtype)
             expected = tree_sum(values, range(lanes))
             found, _ = summed_in_two_levels(values, nodes, per_node)
@@ -114,24 +122,13 @@ def stated() -> list[tuple[int, int, str, int, float]]:
     rows = re.findall(
         r"^\| (\d+) x (\d+) \| (flat|two levels) \| (\d+) \| ([\d.]+) B \|$", text, re.MULTILINE
     )
-    return [(int(row[0]), int(row[1]), row[2], int(row[3]), float(row[4])) for row in rows]
-
-
-def by_formula(nodes: int, per_node: int, kind: str) -> tuple[int, float]:
-    """Return messages and bytes by the formulas of the page, for one subtree sum per rank and node."""
-    ranks, share = nodes * per_node, (nodes - 1) / nodes
-    if kind == "flat":
-        sent = per_node * share + (ranks - 1) / ranks
-        return per_node * (ranks - per_node) + ranks - 1, sent
-    return (per_node, 1.0) if nodes == 2 else (2 * per_node * (nodes - 1), 2 * share)
+    rows = [(int(row[0]), int(row[1]), row[2], int(row[3]), float(row[4])) for row in rows]
+    return [row for row in rows if row[0] * row[1] <= 16]  # more are too many to simulate
 
 
 @pytest.mark.parametrize("row", stated(), ids=lambda row: "-".join(map(str, row[:3])))
 def test_the_page_states_what_a_node_sends(row, monkeypatch) -> None:
     nodes, per_node, kind, messages, sent = row
-    assert by_formula(nodes, per_node, kind) == (messages, pytest.approx(sent, abs=0.005))
-    if nodes * per_node > 16:
-        return
     monkeypatch.setattr(exchange_choice, "_SMALL_SLICES_BYTES", 0)
     values = lane_values(nodes * per_node, 3 * nodes * per_node, torch.float32)
     if kind == "flat":
@@ -142,46 +139,36 @@ def test_the_page_states_what_a_node_sends(row, monkeypatch) -> None:
     assert counted.size_bytes / values[0].nbytes == pytest.approx(sent, abs=0.005)
 
 
-def test_the_page_states_a_world_of_1024_ranks() -> None:
-    assert {(128, 8, "flat"), (128, 8, "two levels")} <= {row[:3] for row in stated()}
-
-
 def trained(config, world: World, *, per_node: int) -> tuple[str, bool]:
     """Train as a rank of an emulated node: the digest, and whether two levels were used."""
     node, local_rank = divmod(world.rank, per_node)
     nodes = world.size // per_node
     world = replace(world, node=node, nodes=nodes, local_rank=local_rank, local_size=per_node)
     exchange_choice._FLAT_BYTES = exchange_choice._SMALL_SLICES_BYTES = 64
-    started: list[TwoLevelExchange] = []
-    start = TwoLevelExchange.start
-
-    def counted(self, sums, notes) -> None:
-        started.append(self)
-        start(self, sums, notes)
-
-    TwoLevelExchange.start = counted  # type: ignore[method-assign]
     model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 64), nn.Linear(64, 1))
     generator = torch.Generator().manual_seed(3)
     data = torch.randn(21, 8, generator=generator), torch.randn(21, 1, generator=generator)
-    return fit(world, config, model, data, optimizer=adamw).digest, bool(started)
+    start = TwoLevelExchange.start
+    with patch.object(TwoLevelExchange, "start", autospec=True, side_effect=start) as started:
+        return fit(world, config, model, data, optimizer=adamw).digest, started.called
 
 
 def adamw(parameters) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=0.01)
 
 
-def test_a_model_learns_the_same_bits_on_two_nodes_as_on_one_rank(tmp_path) -> None:
-    settings = {"batch.lanes": 5, "batch.global_size": 20, "clip_norm": 0.5, "epochs": 2}
-    [(alone, _)] = run_on_processes(trained, 1, tmp_path, settings, {"per_node": 1})
-    found = run_on_processes(trained, 4, tmp_path, settings, {"per_node": 2})
-    assert found == [(alone, True)] * 4
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("capture", ["false", "true"])
-def test_two_levels_over_nccl_have_the_bits_of_one_rank(capture, tmp_path) -> None:
-    settings = {"batch.lanes": 5, "batch.global_size": 20, "clip_norm": 0.5, "epochs": 4}
-    settings |= {"device": "cuda", "backend": "nccl", "capture": capture}
+@pytest.mark.parametrize(
+    "words",
+    [
+        {},
+        pytest.param({"device": "cuda", "capture": "false"}, marks=pytest.mark.gpu),
+        pytest.param({"device": "cuda", "capture": "true"}, marks=pytest.mark.gpu),
+    ],
+)
+def test_a_model_learns_the_same_bits_on_two_nodes_as_on_one_rank(words, tmp_path) -> None:
+    settings = {"batch.lanes": 5, "batch.global_size": 20, "clip_norm": 0.5, "epochs": 2, **words}
+    if words:
+        settings |= {"backend": "nccl", "epochs": 4}
     [(alone, _)] = run_on_processes(trained, 1, tmp_path, settings, {"per_node": 1})
     found = run_on_processes(trained, 4, tmp_path, settings, {"per_node": 2})
     assert found == [(alone, True)] * 4
