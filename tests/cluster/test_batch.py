@@ -28,44 +28,32 @@ JOB = BatchJob(
     time="02:00:00",
     user="1000:1000",
 )
+ODD = [
+    "$(touch pwned)",
+    "`touch pwned`",
+    "; touch pwned",
+    "a\nb",
+    "'",
+    '"',
+    "\\",
+    "a b",
+    "-n",
+    "--",
+]
+ODD += ["*", "ü 漢字", "!!", "#", "&", "~", "${IFS}", "\x1b[2J", ")"]
 NASTY = st.text(
     st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), max_size=30
-) | st.sampled_from(
-    [
-        "$(touch pwned)",
-        "`touch pwned`",
-        "; touch pwned",
-        "a\nb",
-        "'",
-        '"',
-        "\\",
-        "a b",
-        "-n",
-        "--",
-        "*",
-        "ü 漢字",
-        "!!",
-        "#",
-        "&",
-        "~",
-        "${IFS}",
-        "\x1b[2J",
-        ")",
-    ]
-)
+) | st.sampled_from(ODD)
 
 
-def command_of(script: str, folder: Path) -> list[str]:
-    """Return the words that the script's shell would start, as bash itself reads them."""
+def said_by_shell(script: str, words: str, folder: Path | None = None) -> str:
+    """Return what bash prints that has read the part of a script which is the job's own."""
     head = script.partition("# ---- the same for every job")[0]
-    done = subprocess.run(
-        ["bash", "-c", head + "\nprintf '%s\\0' \"${command[@]}\""],
-        capture_output=True,
-        check=True,
-        cwd=folder,
-        env={"PATH": os.environ["PATH"]},
-    )
-    return done.stdout.decode().split("\0")[:-1]
+    command = ["bash", "-c", f"{head}\nprintf {words}"]
+    env = {"PATH": os.environ["PATH"]}
+    return subprocess.run(
+        command, capture_output=True, check=True, cwd=folder, env=env
+    ).stdout.decode()
 
 
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
@@ -76,9 +64,7 @@ def test_the_script_of_a_ready_profile_is_the_stored_text(
     profile = replace(load_profile(name, tmp_path), account="m1234", launcher=launcher)
     text = batch_script(replace(JOB, gpus_per_node=profile.gpus_per_node or 4), profile)
     stored = EXPECTED / f"{name}-{launcher}.sh"
-    if (
-        "PACELINE_STORE" in os.environ
-    ):  # after a change that was meant: look at the difference before it is committed
+    if "PACELINE_STORE" in os.environ:  # after a change that was meant: look at the difference
         stored.write_text(text)
     assert text == stored.read_text()
     subprocess.run(["bash", "-n", stored], check=True)
@@ -98,7 +84,8 @@ def test_every_word_reaches_the_command_exactly_and_none_is_executed(
         )
     except ConfigError:
         return
-    found = command_of(batch_script(job, ClusterProfile()), folder)
+    script = batch_script(job, ClusterProfile())
+    found = said_by_shell(script, "'%s\\0' \"${command[@]}\"", folder).split("\0")[:-1]
     assert found[found.index("path") :] == ["path", f"/code/{name}.py", *words]
     assert list(folder.iterdir()) == []
 
@@ -113,14 +100,7 @@ def test_every_variable_reaches_the_ranks_exactly_or_is_refused(
         profile = ClusterProfile(environment=((f"X_{name}", value),))
     except ConfigError:
         return
-    head = batch_script(JOB, profile).partition("# ---- the same for every job")[0]
-    done = subprocess.run(
-        ["bash", "-c", f'{head}\nprintf %s "$X_{name}"'],
-        capture_output=True,
-        check=True,
-        cwd=folder,
-    )
-    assert done.stdout.decode() == value
+    assert said_by_shell(batch_script(JOB, profile), f'%s "$X_{name}"', folder) == value
     assert list(folder.iterdir()) == []
 
 
@@ -138,15 +118,13 @@ def test_no_word_gets_into_an_sbatch_line_unless_it_is_plain(word: str) -> None:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"time": "soon"}, "is not a time limit"),
-        ({"time": "1:00\n#SBATCH --x"}, "is not a time limit"),
-        ({"nodes": 0}, "must be at least 1, got 0"),
-        ({"ranks_per_node": 0}, "must be at least 1, got 0"),
-        ({"gpus_per_node": -1}, "must be at least 0, got -1"),
+        *(({"time": time}, "time") for time in ("soon", "1:00\n#SBATCH --x")),
+        *(({name: 0}, "at least 1, got 0") for name in ("nodes", "ranks_per_node")),
+        ({"gpus_per_node": -1}, "at least 0, got -1"),
         ({"run": Path("/runs/a\nb")}, "control character"),
         ({"run": Path("/runs/a\\b")}, "backslash"),
         ({"words": ("path", "a\0b")}, "zero byte"),
-        ({"words": ("path", "\udcff")}, "is not valid UTF-8"),
+        ({"words": ("path", "\udcff")}, "UTF-8"),
     ],
 )
 def test_what_slurm_or_a_shell_could_not_take_is_refused(change: dict, problem: str) -> None:
@@ -164,13 +142,10 @@ def test_one_process_per_gpu_whichever_school() -> None:
     assert "paceline.launch.agent_main 4 path" in script
 
 
-def test_the_script_names_the_run_and_no_rank(tmp_path: Path) -> None:
+def test_the_script_names_the_run_and_no_rank() -> None:
     script = batch_script(JOB, ClusterProfile())
-    head = script.partition("# ---- the same for every job")[0]
-    done = subprocess.run(
-        ["bash", "-c", f'{head}\nprintf %s "$PACELINE_SET"'], capture_output=True, check=True
-    )
-    assert json.loads(done.stdout) == {"name": "digits", "runs": "/home/me/runs"}
+    settings = json.loads(said_by_shell(script, '%s "$PACELINE_SET"'))
+    assert settings == {"name": "digits", "runs": "/home/me/runs"}
     assert "export RANK" not in script
     assert "MASTER_PORT=" not in script
 

@@ -27,12 +27,8 @@ def test_the_ready_profiles_are_there(tmp_path: Path) -> None:
     assert {"aws-parallelcluster", "generic", "gres", "perlmutter"} <= {*profile_names(tmp_path)}
     assert load_profile("generic", tmp_path) == ClusterProfile()
     site = load_profile("perlmutter", tmp_path)
-    assert (site.gpus_per_node, site.constraint, site.qos, site.account_suffix) == (
-        4,
-        "gpu",
-        "regular",
-        "_g",
-    )
+    known = (site.gpus_per_node, site.constraint, site.qos, site.account_suffix)
+    assert known == (4, "gpu", "regular", "_g")
     assert load_profile("gres", tmp_path).gpu_request == "gres"
     assert load_profile("aws-parallelcluster", tmp_path).options == ("--exclusive",)
 
@@ -49,64 +45,42 @@ def test_an_own_profile_starts_from_another_and_changes_what_differs(tmp_path: P
     assert mine.modules == ("python", "nccl")
     assert dict(mine.environment) == {"NCCL_SOCKET_IFNAME": "hsn", "NCCL_DEBUG": "WARN"}
     assert mine.container.kind == "shifter"
-
-
-def test_an_own_profile_may_have_the_name_of_a_ready_one_and_start_from_it(tmp_path: Path) -> None:
     own(tmp_path, "perlmutter", 'like = "perlmutter"\naccount = "m2"\n')
-    assert load_profile("perlmutter", tmp_path) == replace(
-        load_profile("perlmutter", Path("/nowhere")), account="m2"
-    )
-
-
-def test_a_suffix_that_is_there_is_not_added_again() -> None:
+    ready = load_profile("perlmutter", Path("/nowhere"))
+    assert load_profile("perlmutter", tmp_path) == replace(ready, account="m2")
     assert ClusterProfile(account="m1_g", account_suffix="_g").charged == "m1_g"
     assert ClusterProfile(account_suffix="_g").charged == ""
 
 
 @pytest.mark.parametrize(
-    ("text", "problem", "fix"),
+    ("text", "fix"),
     [
-        ('acount = "x"', "there is no setting 'acount'", "did you mean account?"),
-        (
-            'account = "a b"',
-            "contains characters that are not allowed in an #SBATCH line",
-            "letters, digits",
-        ),
-        ('account = "x\\n#SBATCH --uid=0"', "not allowed in an #SBATCH line", "letters"),
-        ('partition = "$(id)"', "not allowed in an #SBATCH line", "letters"),
-        ('options = ["exclusive"]', "is not an option of sbatch", "--exclusive"),
-        ('options = ["--wrap=rm -rf"]', "not allowed in an #SBATCH line", "letters"),
-        ('options = "--exclusive"', "options must be a list of texts", 'options=["a", "b"]'),
-        ('interface = "eth0; id"', "is not a valid network name", "ip address"),
-        ('venv = "a"\nconda = "b"', "venv and conda are both set", "remove one"),
-        ("lead_s = 0", "between 10 and 65535 seconds, got 0", "lead_s = 120"),
-        ('gpu_request = "gpus"', "must be one of", "gpus-per-node"),
-        (
-            '[environment]\nWANDB_API_KEY = "x"',
-            "looks like a secret",
-            "export WANDB_API_KEY in the shell",
-        ),
-        ('[environment]\nAWS_SECRET_ACCESS_KEY = "x"', "looks like a secret", "export"),
-        ('[environment]\nHF_TOKEN = "x"', "looks like a secret", "export"),
-        ('[environment]\nRANK = "0"', "differs from rank to rank", "each rank detects its own"),
-        (
-            '[environment]\nMASTER_PORT = "29500"',
-            "differs from rank to rank",
-            "each rank detects its own",
-        ),
-        ('[environment]\n"A B" = "0"', "is not a valid variable name", "letters"),
-        ('[container]\nkind = "dockr"', "must be one of", "docker"),
-        ('like = "nothing"', "unknown cluster profile 'nothing'", "Put your own into"),
-        ("account = ", "is not TOML", "fix that line"),
+        ('acount = "x"', "did you mean account?"),
+        ('account = "a b"', "letters, digits"),
+        ('account = "x\\n#SBATCH --uid=0"', "letters"),
+        ('partition = "$(id)"', "letters"),
+        ('options = ["exclusive"]', "--exclusive"),
+        ('options = ["--wrap=rm -rf"]', "letters"),
+        ('options = "--exclusive"', 'options=["a", "b"]'),
+        ('interface = "eth0; id"', "ip address"),
+        ('venv = "a"\nconda = "b"', "remove one"),
+        ("lead_s = 0", "lead_s = 120"),
+        ('gpu_request = "gpus"', "gpus-per-node"),
+        ('[environment]\nWANDB_API_KEY = "x"', "export WANDB_API_KEY in the shell"),
+        ('[environment]\nAWS_SECRET_ACCESS_KEY = "x"', "export"),
+        ('[environment]\nHF_TOKEN = "x"', "export"),
+        ('[environment]\nRANK = "0"', "each rank detects its own"),
+        ('[environment]\nMASTER_PORT = "29500"', "each rank detects its own"),
+        ('[environment]\n"A B" = "0"', "letters"),
+        ('[container]\nkind = "dockr"', "docker"),
+        ('like = "nothing"', "Put your own into"),
+        ("account = ", "fix that line"),
     ],
 )
-def test_a_bad_profile_is_refused_with_a_fix(
-    tmp_path: Path, text: str, problem: str, fix: str
-) -> None:
+def test_a_bad_profile_is_refused_with_a_fix(tmp_path: Path, text: str, fix: str) -> None:
     own(tmp_path, "bad", text)
     with pytest.raises(ConfigError) as caught:
         load_profile("bad", tmp_path)
-    assert problem in caught.value.problem
     assert fix in caught.value.fix
 
 

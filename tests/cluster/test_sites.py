@@ -30,20 +30,16 @@ def test_every_ready_profile_is_tested() -> None:
 
 @pytest.mark.parametrize("name", SITES)
 def test_a_profile_of_a_site_gives_a_script_without_mistakes(name: str, tmp_path: Path) -> None:
+    first, second, *_ = (READY / f"{name}.toml").read_text(encoding="utf-8").splitlines()
+    assert (first.endswith("Not tried there."), second.startswith("# Source: ")) == (True, True)
     (tmp_path / "mine.toml").write_text(f'like = "{name}"\naccount = "p1234"\n')
     profile = load_profile("mine", tmp_path)
     gpus = profile.gpus_per_node
     job = BatchJob(
-        words=("path", "/home/me/train.py"),
-        run=Path("/home/me/runs/one"),
-        folder=Path("/home/me"),
-        python="/home/me/venv/bin/python",
-        nodes=2,
-        ranks_per_node=gpus,
-        gpus_per_node=gpus,
-        time="02:00:00",
-        user="1000:1000",
-    )
+        words=("path", "/home/me/train.py"), run=Path("/home/me/runs/one"), folder=Path("/home/me"),
+        python="/home/me/venv/bin/python", nodes=2, ranks_per_node=gpus, gpus_per_node=gpus,
+        time="02:00:00", user="1000:1000",
+    )  # fmt: skip
     script = batch_script(job, profile)
     options = {line.removeprefix("#SBATCH ") for line in script.splitlines() if "#SBATCH" in line}
     assert options >= SITES[name] | {"--account=p1234", f"--ntasks-per-node={gpus}"}
@@ -51,10 +47,3 @@ def test_a_profile_of_a_site_gives_a_script_without_mistakes(name: str, tmp_path
         assert f"export {variable}=" in script
     assert find_mistakes(script) == []
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
-
-
-@pytest.mark.parametrize("name", SITES)
-def test_a_profile_of_a_site_says_where_it_comes_from_and_that_it_was_not_tried(name: str) -> None:
-    first, second, *_ = (READY / f"{name}.toml").read_text(encoding="utf-8").splitlines()
-    assert first.endswith("Not tried there.")
-    assert second.startswith("# Source: ")

@@ -42,16 +42,12 @@ def test_the_run_is_the_one_that_the_words_and_files_name(
 @pytest.mark.parametrize(
     ("words", "more", "problem"),
     [
-        (["name=a/b"], {}, "is not a folder name"),
-        (["name=.."], {}, "is not a folder name"),
+        (["name=a/b"], {}, "name="),
+        (["name=.."], {}, "name="),
         (["name=a\nb"], {}, "control character"),
-        (["checkpoint.to=s3://key:secret@bucket/x"], {}, "contains a user name or a password"),
-        (
-            [],
-            {"gpus_per_node": 2, "ranks_per_node": 3},
-            "3 ranks per node need as many GPUs, got 2",
-        ),
-        ([], {"jobs": 0}, "--jobs must be at least 1, got 0"),
+        (["checkpoint.to=s3://key:secret@bucket/x"], {}, "password"),
+        ([], {"gpus_per_node": 2, "ranks_per_node": 3}, "3 .* got 2"),
+        ([], {"jobs": 0}, "--jobs .* 1, got 0"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_written(
@@ -74,13 +70,13 @@ def test_another_interpreter_runs_the_copy_of_the_script(tmp_path: Path) -> None
     assert "\nforeign=yes\n" in prepared.script
     assert "\nforeign=\n" in prepare(plain, tmp_path).script
     image = replace(ClusterProfile(), container=Container("apptainer", "a.sif"))
-    with pytest.raises(ConfigError, match="does not apply to ranks in a container"):
+    with pytest.raises(ConfigError, match="--python"):
         prepare(replace(foreign, profile=image), tmp_path)
 
 
 def test_a_folder_for_errors_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     profile = ClusterProfile(options=("--error=logs/%j.err",))
-    with pytest.raises(ConfigError, match=f"the folder {tmp_path}/logs does not exist"):
+    with pytest.raises(ConfigError, match=f"{tmp_path}/logs"):
         prepare(replace(request(), profile=profile), tmp_path)
     (tmp_path / "logs").mkdir()
     prepare(replace(request(), profile=profile), tmp_path)
