@@ -66,15 +66,10 @@ def test_the_address_is_one_that_others_can_reach(machine, host, peers, interfac
 @pytest.mark.parametrize(
     ("host", "peers", "interface", "words"),
     [
-        (
-            "debian",
-            ("lost",),
-            "",
-            "resolves to 127.0.1.1, and there is no route to lost\n.*PACELINE_INTERFACE.*lo, eth0, ib0",
-        ),
+        ("debian", ("lost",), "", "127.0.1.1.* lost\n.*PACELINE_INTERFACE.*lo, eth0, ib0"),
         ("debian", ("itself",), "", "PACELINE_INTERFACE"),
-        ("nobody", ("lost",), "", "resolves to nothing"),
-        ("n1", ("n2",), "ib1", "'ib1' does not exist(.|\n)*one of: lo, eth0, ib0"),
+        ("nobody", ("lost",), "", "nobody"),
+        ("n1", ("n2",), "ib1", "'ib1'(.|\n)*lo, eth0, ib0"),
     ],
 )
 def test_where_there_is_none_the_way_out_is_named(machine, host, peers, interface, words) -> None:
@@ -85,10 +80,7 @@ def test_where_there_is_none_the_way_out_is_named(machine, host, peers, interfac
 def test_a_name_that_stands_for_loopback_is_no_place_to_meet(machine) -> None:
     for host in ("n1", "both", "127.0.0.1", "localhost", "nobody"):
         refuse_loopback_name(host)
-    with pytest.raises(
-        EnvironmentUnfit,
-        match="debian resolves to 127.0.1.1(.|\n)*--rendezvous or MASTER_ADDR .here: 10.0.0.1",
-    ):
+    with pytest.raises(EnvironmentUnfit, match="127.0.1.1(.|\n)*MASTER_ADDR .here: 10.0.0.1"):
         refuse_loopback_name("debian")
 
 
@@ -111,11 +103,8 @@ def test_the_interface_is_the_one_that_leads_to_the_peers(
 
 def test_this_machine_has_a_loopback() -> None:
     assert ("lo", "127.0.0.1") in own_addresses()
-    assert (interface_of("127.0.0.1"), address_on("lo"), source_towards("127.0.0.1")) == (
-        "lo",
-        "127.0.0.1",
-        "127.0.0.1",
-    )
+    assert (interface_of("127.0.0.1"), address_on("lo")) == ("lo", "127.0.0.1")
+    assert source_towards("127.0.0.1") == "127.0.0.1"
     assert source_towards("no-such-host.invalid") == ""
 
 

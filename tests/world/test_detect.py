@@ -19,21 +19,15 @@ SRUN = {
     "SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0",
     "SLURM_STEP_NODELIST": "n[1-2]",
 }  # fmt: skip
-SRUN_ONE_NODE = SRUN | {
-    "SLURM_STEP_NUM_NODES": "1",
-    "SLURM_NODEID": "0",
-    "SLURM_STEP_TASKS_PER_NODE": "4",
-    "SLURM_LOCALID": "3",
-}
+ONE_NODE = {
+    "SLURM_STEP_NUM_NODES": "1", "SLURM_NODEID": "0", "SLURM_STEP_TASKS_PER_NODE": "4", "SLURM_LOCALID": "3",
+}  # fmt: skip
+SRUN_ONE_NODE = SRUN | ONE_NODE
 # What the batch shell itself has: it is no rank.
 SBATCH = {
-    "SLURM_PROCID": "0",
-    "SLURM_LOCALID": "0",
-    "SLURM_NODEID": "0",
-    "SLURM_NTASKS": "4",
-    "SLURM_JOB_ID": "77",
+    "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "77",
     "SLURM_NNODES": "2",
-}
+}  # fmt: skip
 OPENMPI = {
     "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
 }  # fmt: skip
@@ -42,6 +36,7 @@ PACELINE = {"PACELINE_MEETING": "/x/meeting", "RANK": "2", "WORLD_SIZE": "3"}
 PACELINE_HOSTS = {
     "PACELINE_MEETING": "/x/meeting", "PACELINE_ADDRESS": "[::1]:9/2", "RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2",
 }  # fmt: skip
+UNEVEN = TORCHRUN | {"WORLD_SIZE": "5", "LOCAL_WORLD_SIZE": "1", "GROUP_WORLD_SIZE": "2"}
 MPI_NODES = OPENMPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
 BY_HAND = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "9"}
 
@@ -52,16 +47,7 @@ BY_HAND = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "9
         ({}, "alone", 0, 1, 0, 1, 0, 1),
         (PACELINE, "paceline", 2, 3, 2, 3, 0, 1),
         (TORCHRUN, "torchrun", 3, 4, 1, 2, 1, 2),
-        (
-            TORCHRUN | {"WORLD_SIZE": "5", "LOCAL_WORLD_SIZE": "1", "GROUP_WORLD_SIZE": "2"},
-            "torchrun",
-            3,
-            5,
-            1,
-            1,
-            1,
-            2,
-        ),
+        (UNEVEN, "torchrun", 3, 5, 1, 1, 1, 2),
         (PACELINE_HOSTS, "paceline", 3, 4, 1, 2, 1, 2),
         (BY_HAND, "torchrun", 1, 2, 0, 1, 1, 2),
         (SRUN, "slurm", 3, 4, 1, 2, 1, 2),
@@ -80,72 +66,54 @@ def test_each_launcher_is_known_by_its_variables(
 ):
     world = detect_world(env)
     assert (world.launcher, world.rank, world.size) == (launcher, rank, size)
-    assert (world.local_rank, world.local_size, world.node, world.nodes) == (
-        local_rank,
-        local_size,
-        node,
-        nodes,
-    )
+    local = (world.local_rank, world.local_size, world.node, world.nodes)
+    assert local == (local_rank, local_size, node, nodes)
+
+
+def published(key, host, *peers, serve=False):
+    return PublishedRendezvous(key, host, peers, serve)
+
+
+def tcp(host, port, prefix, *, serve=False):
+    return TcpRendezvous(host, port, serve, prefix)
+
+
+def in_file(path):
+    return FileRendezvous(Path(path, "meeting"))
+
+
+OWN_PORT, OTHER = SRUN | {"MASTER_PORT": "7"}, SRUN | {"MASTER_ADDR": "m", "MASTER_PORT": "7"}
+IN_TMP = SRUN_ONE_NODE | {"TMPDIR": "/t"}
+FIRST = {"SLURM_PROCID": "0", "SLURM_NODEID": "0"}
+AGAIN = {"SLURM_RESTART_COUNT": "1", "SLURM_STEP_ID": "3"}
+BY_IB = {"PACELINE_HOST_SUFFIX": "-ib"}
 
 
 @pytest.mark.parametrize(
     ("env", "meeting"),
     [
         ({}, None),
-        (PACELINE, FileRendezvous(Path("/x/meeting"))),
-        (
-            SRUN_ONE_NODE | {"TMPDIR": "/t"},
-            FileRendezvous(Path("/t/paceline-slurm-77-0-0/meeting")),
-        ),
-        (
-            SRUN_ONE_NODE | {"TMPDIR": "/t", "SLURM_STEP_LAUNCHER_PORT": "40123"},
-            FileRendezvous(Path("/t/paceline-slurm-77-0-0-40123/meeting")),
-        ),
-        (
-            SRUN_ONE_NODE | {"TMPDIR": "/t", "SLURM_RESTART_COUNT": "2"},
-            FileRendezvous(Path("/t/paceline-slurm-77-0-2/meeting")),
-        ),
-        (OPENMPI | {"TMPDIR": "/t"}, FileRendezvous(Path("/t/paceline-mpi-41/meeting"))),
-        (SRUN, PublishedRendezvous("slurm-77-0-0", "n2", ("n1",), serve=False)),
-        (
-            SRUN | {"SLURM_RESTART_COUNT": "1", "SLURM_STEP_ID": "3"},
-            PublishedRendezvous("slurm-77-3-1", "n2", ("n1",), serve=False),
-        ),
-        (
-            SRUN | {"SLURM_PROCID": "0", "SLURM_NODEID": "0"},
-            PublishedRendezvous("slurm-77-0-0", "n1", ("n2",), serve=True),
-        ),
-        (
-            SRUN | {"SLURMD_NODENAME": "n1", "PACELINE_HOST_SUFFIX": "-ib"},
-            PublishedRendezvous("slurm-77-0-0", "n1-ib", ("n2-ib",), serve=False),
-        ),
-        (SRUN | {"MASTER_ADDR": "m"}, PublishedRendezvous("slurm-77-0-0", "m", (), serve=False)),
-        (SRUN | {"MASTER_PORT": "7"}, TcpRendezvous("n1", 7, serve=False, prefix="slurm-77-0-0")),
-        (
-            SRUN | {"MASTER_PORT": "7", "PACELINE_HOST_SUFFIX": "-ib"},
-            TcpRendezvous("n1-ib", 7, serve=False, prefix="slurm-77-0-0"),
-        ),
-        (
-            SRUN | {"MASTER_ADDR": "m", "MASTER_PORT": "7", "SLURM_STEP_NODELIST": "n["},
-            TcpRendezvous("m", 7, serve=False, prefix="slurm-77-0-0"),
-        ),
-        (
-            SRUN | {"MASTER_ADDR": "m", "MASTER_PORT": "7"},
-            TcpRendezvous("m", 7, serve=False, prefix="slurm-77-0-0"),
-        ),
-        (TORCHRUN, TcpRendezvous("a", 5, serve=False, prefix="paceline-2")),
-        (TORCHRUN | {"RANK": "0"}, TcpRendezvous("a", 5, serve=False, prefix="paceline-2")),
-        (BY_HAND | {"RANK": "0"}, TcpRendezvous("h", 9, serve=True, prefix="paceline")),
-        (
-            MPI_NODES | {"PMIX_NAMESPACE": "prterun-a-7@1"},
-            PublishedRendezvous("mpi-prterun-a-7_1", "", (), serve=False),
-        ),
-        (
-            MPI_NODES | {"MASTER_ADDR": "h", "MASTER_PORT": "9"},
-            TcpRendezvous("h", 9, serve=False, prefix="mpi-"),
-        ),
-        (PACELINE_HOSTS, TcpRendezvous("::1", 9, serve=False, prefix="paceline-2")),
-        (PACELINE_HOSTS | {"RANK": "0"}, TcpRendezvous("::1", 9, serve=True, prefix="paceline-2")),
+        (PACELINE, in_file("/x")),
+        (IN_TMP, in_file("/t/paceline-slurm-77-0-0")),
+        (IN_TMP | {"SLURM_STEP_LAUNCHER_PORT": "40123"}, in_file("/t/paceline-slurm-77-0-0-40123")),
+        (IN_TMP | {"SLURM_RESTART_COUNT": "2"}, in_file("/t/paceline-slurm-77-0-2")),
+        (OPENMPI | {"TMPDIR": "/t"}, in_file("/t/paceline-mpi-41")),
+        (SRUN, published("slurm-77-0-0", "n2", "n1")),
+        (SRUN | AGAIN, published("slurm-77-3-1", "n2", "n1")),
+        (SRUN | FIRST, published("slurm-77-0-0", "n1", "n2", serve=True)),
+        (SRUN | BY_IB | {"SLURMD_NODENAME": "n1"}, published("slurm-77-0-0", "n1-ib", "n2-ib")),
+        (SRUN | {"MASTER_ADDR": "m"}, published("slurm-77-0-0", "m")),
+        (OWN_PORT, tcp("n1", 7, "slurm-77-0-0")),
+        (OWN_PORT | BY_IB, tcp("n1-ib", 7, "slurm-77-0-0")),
+        (OTHER | {"SLURM_STEP_NODELIST": "n["}, tcp("m", 7, "slurm-77-0-0")),
+        (OTHER, tcp("m", 7, "slurm-77-0-0")),
+        (TORCHRUN, tcp("a", 5, "paceline-2")),
+        (TORCHRUN | {"RANK": "0"}, tcp("a", 5, "paceline-2")),
+        (BY_HAND | {"RANK": "0"}, tcp("h", 9, "paceline", serve=True)),
+        (MPI_NODES | {"PMIX_NAMESPACE": "prterun-a-7@1"}, published("mpi-prterun-a-7_1", "")),
+        (MPI_NODES | {"MASTER_ADDR": "h", "MASTER_PORT": "9"}, tcp("h", 9, "mpi-")),
+        (PACELINE_HOSTS, tcp("::1", 9, "paceline-2")),
+        (PACELINE_HOSTS | {"RANK": "0"}, tcp("::1", 9, "paceline-2", serve=True)),
     ],
 )
 def test_one_node_meets_in_a_file_and_several_at_one_address(env, meeting):
@@ -163,10 +131,7 @@ def test_what_else_is_handed_over():
     [
         ({"RANK": "0"}, "paceline run"),
         ({"RANK": "x", "WORLD_SIZE": "2"}, "unset RANK"),
-        (
-            {"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "9"},
-            "do not export RANK",
-        ),
+        (BY_HAND | {"RANK": "2"}, "do not export RANK"),
         ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR"),
         (OPENMPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "export MASTER_ADDR"),
         (SRUN | {"SLURM_STEP_NODELIST": "n[1-"}, "MASTER_ADDR"),

@@ -2,15 +2,14 @@
 
 import ctypes
 import os
-import subprocess
-import sys
 from pathlib import Path
 
-import pytest
 import torch
 
+import paceline
 from paceline.config import RunConfig
 from paceline.world.device import silence_nccl
+from support.processes import run_on_processes
 
 
 def test_torch_is_silent_about_failures_that_the_watchdog_explains(monkeypatch):
@@ -30,20 +29,16 @@ def test_torch_is_silent_about_failures_that_the_watchdog_explains(monkeypatch):
         level.value = before
 
 
-CONVOLUTION = """
-import os, sys
-from pathlib import Path
-import torch, paceline
-with paceline.Run(paceline.RunConfig(runs=sys.argv[1], device="cpu")):
-    torch.nn.Conv2d(1, 8, 3)(torch.randn(2, 1, 28, 28))
-print(Path(f"/tmp/perf-{os.getpid()}.map").exists(), os.environ["ONEDNN_JIT_PROFILE"])
-"""
+def convolve(given: dict[str, str]) -> tuple[bool, str]:
+    """Return whether a run has left a list of compiled code in /tmp, and what oneDNN was told."""
+    os.environ.pop("ONEDNN_JIT_PROFILE", None)
+    os.environ |= given
+    with paceline.Run(RunConfig(device="cpu")):
+        torch.nn.Conv2d(1, 8, 3)(torch.randn(2, 1, 28, 28))
+    return Path(f"/tmp/perf-{os.getpid()}.map").exists(), os.environ["ONEDNN_JIT_PROFILE"]
 
 
-@pytest.mark.parametrize(("given", "printed"), [(None, "False 0"), ("1", "False 1")])
-def test_a_run_leaves_no_list_of_compiled_code_in_tmp(given, printed, tmp_path):
-    env = {name: value for name, value in os.environ.items() if "JIT_PROFILE" not in name}
-    env |= {"ONEDNN_JIT_PROFILE": given} if given else {}
-    words = [sys.executable, "-c", CONVOLUTION, str(tmp_path)]
-    done = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1].endswith(printed)
+def test_a_run_leaves_no_list_of_compiled_code_in_tmp(tmp_path):
+    for given, told in (({}, "0"), ({"ONEDNN_JIT_PROFILE": "1"}, "1")):
+        [found] = run_on_processes(convolve, 1, tmp_path, {}, {"given": given})
+        assert found == (False, told)

@@ -14,7 +14,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from paceline.config import RunConfig, TimeoutConfig
+from paceline import handover
+from paceline.config import RunConfig
 from paceline.errors import ConfigError, EnvironmentUnfit
 from paceline.world.address import free_port, listen_at
 from paceline.world.collectives import all_gather_rows, sum_across
@@ -109,12 +110,8 @@ def test_alone_no_group_is_made_and_nothing_is_said(capfd) -> None:
 def test_more_ranks_than_lanes_is_an_error_with_both_ways_out(monkeypatch) -> None:
     for name, value in {"PACELINE_MEETING": "/nowhere/x", "RANK": "0", "WORLD_SIZE": "5"}.items():
         monkeypatch.setenv(name, value)
-    with (
-        pytest.raises(
-            ConfigError, match="5 ranks cannot share 4 lanes\n.*batch.lanes=5, or start at most 4"
-        ),
-        join(RunConfig()),
-    ):
+    both = "batch.lanes=5, or start at most 4"
+    with pytest.raises(ConfigError, match=both), join(RunConfig()):
         pass
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="parallel=ddp"), join(RunConfig(parallel="none")):
@@ -140,6 +137,53 @@ def test_a_port_that_is_taken_says_so() -> None:
         listen_at("127.0.0.1", listener.getsockname()[1])
 
 
+def meet(envs: list[dict[str, str]]) -> list[object]:
+    """Join as a rank with the variables of another launcher; return what it is told, and where it listens."""
+    own = envs[int(os.environ["RANK"])]
+    for name in ("RANK", "WORLD_SIZE", handover.MEETING):
+        del os.environ[name]
+    os.environ |= own | {"TMPDIR": str(Path.cwd())}
+    with join(RunConfig()) as world:
+        total = sum_across(world, torch.tensor(world.rank + 1.0)).item()
+        listening = sorted(set(open_listeners()))
+        return [world.launcher, world.rank, world.size, world.nodes, total, listening]
+
+
+def met(tmp_path, *envs: dict[str, str]) -> list[list[object]]:
+    return run_on_processes(meet, len(envs), tmp_path, {}, {"envs": list(envs)})
+
+
+def test_two_nodes_meet_at_one_address_and_nothing_listens_on_all_interfaces(tmp_path) -> None:
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+    shared["MASTER_PORT"] = str(free_port("127.0.0.1"))
+    said = met(tmp_path, shared | {"RANK": "0"}, shared | {"RANK": "1"})
+    assert said == [["torchrun", rank, 2, 2, 3.0, [LOOPBACK]] for rank in range(2)]
+
+
+def test_tasks_of_srun_on_one_node_meet_in_a_private_folder_that_is_gone_afterwards(
+    tmp_path,
+) -> None:
+    task = {
+        "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1", "SLURM_NODEID": "0",
+        "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_JOB_ID": "5", "SLURM_STEP_ID": "1",
+    }  # fmt: skip
+    own = [{"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(2)]
+    said = met(tmp_path, *(task | each for each in own))
+    assert said == [["slurm", rank, 2, 1, 3.0, [LOOPBACK]] for rank in range(2)]
+    assert list(tmp_path.rglob("paceline-*")) == []
+
+
+def test_ranks_of_several_nodes_meet_where_rank_0_says_in_the_run_folder(tmp_path) -> None:
+    shared = {
+        "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+        "PMIX_NAMESPACE": "prterun-a-7@1", "PACELINE_INTERFACE": "lo",
+    }  # fmt: skip
+    said = met(tmp_path, *(shared | {"OMPI_COMM_WORLD_RANK": str(rank)} for rank in range(2)))
+    assert said == [["openmpi", rank, 2, 2, 3.0, [LOOPBACK]] for rank in range(2)]
+    (meetings,) = tmp_path.rglob("meetings")
+    assert list(meetings.iterdir()) == []
+
+
 MEET = """
 import os, sys
 sys.path.insert(0, {tests!r})
@@ -155,87 +199,17 @@ with join(paceline.RunConfig()) as world:
 """
 
 
-def meet(tmp_path, *envs: dict[str, str]) -> list[str]:
-    """Start one process per environment; return what they print, which must be all they say."""
-    script = tmp_path / "meet.py"
-    script.write_text(MEET.format(tests=str(Path(__file__).parents[1])))
-    started = [
-        subprocess.Popen([sys.executable, "-W", "error", str(script)], cwd=tmp_path, env=os.environ | {"TMPDIR": str(tmp_path)} | env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for env in envs
-    ]  # fmt: skip
-    answers = [process.communicate(timeout=120) for process in started]
-    assert [
-        (process.returncode, answer[1]) for process, answer in zip(started, answers, strict=True)
-    ] == [(0, "")] * len(envs)
-    return [answer[0].strip() for answer in answers]
-
-
-def test_two_nodes_meet_at_one_address_and_nothing_listens_on_all_interfaces(tmp_path) -> None:
-    shared = {
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port("127.0.0.1")),
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
-    said = meet(tmp_path, shared | {"RANK": "0"}, shared | {"RANK": "1"})
-    assert said == [f"torchrun {rank} 2 2 3.0 ['{LOOPBACK}']" for rank in range(2)]
-
-
-def test_tasks_of_srun_on_one_node_meet_in_a_private_folder_that_is_gone_afterwards(
-    tmp_path,
-) -> None:
-    task = {
-        "SLURM_STEP_NUM_TASKS": "2",
-        "SLURM_STEP_NUM_NODES": "1",
-        "SLURM_NODEID": "0",
-        "SLURM_STEP_TASKS_PER_NODE": "2",
-        "SLURM_JOB_ID": "5",
-        "SLURM_STEP_ID": "1",
-    }
-    said = meet(
-        tmp_path,
-        *(task | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(2)),
-    )
-    assert said == [f"slurm {rank} 2 1 3.0 ['{LOOPBACK}']" for rank in range(2)]
-    assert list(tmp_path.glob("paceline-*")) == []
-
-
-def test_ranks_of_several_nodes_meet_where_rank_0_says_in_the_run_folder(tmp_path) -> None:
-    shared = {
-        "OMPI_COMM_WORLD_SIZE": "2",
-        "OMPI_COMM_WORLD_LOCAL_RANK": "0",
-        "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
-    }
-    shared |= {"PMIX_NAMESPACE": "prterun-a-7@1", "PACELINE_INTERFACE": "lo"}
-    said = meet(tmp_path, *(shared | {"OMPI_COMM_WORLD_RANK": str(rank)} for rank in range(2)))
-    assert said == [f"openmpi {rank} 2 2 3.0 ['{LOOPBACK}']" for rank in range(2)]
-    assert list((tmp_path / "runs" / "meet" / "meetings").iterdir()) == []
-
-
 @pytest.mark.mpi
 def test_mpirun_starts_ranks_that_meet(tmp_path) -> None:
     script = tmp_path / "meet.py"
     script.write_text(MEET.format(tests=str(Path(__file__).parents[1])))
-    command = [
-        "mpirun",
-        "--allow-run-as-root",
-        "--oversubscribe",
-        "-n",
-        "2",
-        sys.executable,
-        str(script),
-    ]
-    done = subprocess.run(
-        command,
-        env=os.environ | {"TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2"]
+    env = os.environ | {"TMPDIR": str(tmp_path)}
+    words = [*mpirun, sys.executable, str(script)]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.strip().splitlines()) == [
-        f"openmpi {rank} 2 1 3.0 ['{LOOPBACK}']" for rank in range(2)
-    ]
+    said = [f"openmpi {rank} 2 1 3.0 ['{LOOPBACK}']" for rank in range(2)]
+    assert sorted(done.stdout.strip().splitlines()) == said
 
 
 @pytest.mark.parametrize(
@@ -255,7 +229,3 @@ def test_a_gpu_that_is_asked_for_must_be_there() -> None:
         pytest.skip("this machine has a GPU")
     with pytest.raises(EnvironmentUnfit, match="device=cpu"), join(RunConfig(device="cuda")):
         pass
-
-
-def test_timeouts_have_defaults_that_fit_a_cluster() -> None:
-    assert TimeoutConfig() == TimeoutConfig(start_s=1800, step_s=60)
