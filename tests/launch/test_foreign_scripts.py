@@ -52,22 +52,13 @@ def test_each_rank_gets_the_variables_of_torchrun(tmp_path: Path) -> None:
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     assert 1024 < int(first["MASTER_PORT"]) < 65536
     assert first.pop("TORCHELASTIC_RUN_ID").startswith("paceline-")
-    assert first | {"MASTER_PORT": ""} == {
-        "RANK": "0",
-        "WORLD_SIZE": "2",
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "2",
-        "GROUP_RANK": "0",
-        "GROUP_WORLD_SIZE": "1",
-        "ROLE_RANK": "0",
-        "ROLE_WORLD_SIZE": "2",
-        "ROLE_NAME": "default",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "",
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "3",
+    same = {
+        "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1", "ROLE_RANK": "0", "ROLE_WORLD_SIZE": "2", "ROLE_NAME": "default",
+        "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "3",
         "TORCHELASTIC_USE_AGENT_STORE": "False",
-    }
+    }  # fmt: skip
+    assert first == same | {"MASTER_PORT": first["MASTER_PORT"]}
     assert (second["RANK"], second["LOCAL_RANK"], second["ROLE_RANK"]) == ("1", "1", "1")
     assert second["MASTER_PORT"] == first["MASTER_PORT"]
 
@@ -81,23 +72,15 @@ def test_several_hosts_use_the_port_of_their_rendezvous() -> None:
     assert found | wanted == found
 
 
-def test_the_chosen_port_is_free() -> None:
+def test_a_script_with_init_process_group_alone_joins(tmp_path: Path) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", free_port()))
-
-
-@pytest.mark.slow
-def test_a_script_with_init_process_group_alone_joins(tmp_path: Path) -> None:
     (tmp_path / "any.py").write_text(ALL_REDUCE)
     done = paceline("run", "-n", "2", "any.py", folder=tmp_path)
-    assert (done.code, sorted(done.out.splitlines())) == (
-        0,
-        ["[0] sum 3.0 True", "[1] sum 3.0 True"],
-    )
-    assert done.err == ""
+    said = ["[0] sum 3.0 True", "[1] sum 3.0 True"]
+    assert (done.code, sorted(done.out.splitlines()), done.err) == (0, said, "")
 
 
-@pytest.mark.slow
 def test_a_script_that_joins_through_paceline_opens_no_port(tmp_path: Path) -> None:
     (tmp_path / "ours.py").write_text(OURS)
     done = paceline("run", "-n", "2", "ours.py", folder=tmp_path)
@@ -112,31 +95,18 @@ def test_ranks_that_each_do_the_whole_work_are_told_so(tmp_path: Path) -> None:
     (tmp_path / "plain.py").write_text(PLAIN)
     done = paceline("run", "-n", "2", "plain.py", folder=tmp_path, cold=True)
     assert (done.code, sorted(done.out.splitlines())) == (0, ["[0] trained", "[1] trained"])
-    assert done.err == (
-        "\nwarning: 2 ranks ran plain.py, but it never joined: each did the whole work\n"
-        "  fix: use paceline.Run or call torch.distributed.init_process_group in plain.py, "
-        "or start one rank: -n 1\n"
-    )
+    assert "warning: 2 ranks ran plain.py, but it never joined" in done.err
     assert paceline("run", "plain.py", folder=tmp_path, cold=True).err == ""
     (tmp_path / "plain.py").write_text(f"{PLAIN}raise SystemExit(4)\n")
     failed = paceline("run", "-n", "2", "plain.py", folder=tmp_path, cold=True)
     assert (failed.code, "never joined" in failed.err) == (4, False)
     page = tmp_path / "runs" / "plain" / "failure.md"
     assert page.exists()
-    (tmp_path / "plain.py").write_text(PLAIN)
-    assert paceline("run", "plain.py", folder=tmp_path, cold=True).code == 0
+    early = "import sys\nprint('needs two GPUs')\nsys.exit()\ninit_process_group('nccl')\n"
+    (tmp_path / "plain.py").write_text(early)
+    done = paceline("run", "-n", "2", "plain.py", folder=tmp_path, cold=True)
+    assert (done.code, "2 ranks ran plain.py, and ended before" in done.err) == (0, True)
     assert not page.exists()
-
-
-def test_ranks_that_end_before_they_would_join_are_told_so(tmp_path: Path) -> None:
-    late = "import sys\nprint('needs two GPUs')\nsys.exit()\ninit_process_group('nccl')\n"
-    (tmp_path / "late.py").write_text(late)
-    done = paceline("run", "-n", "2", "late.py", folder=tmp_path, cold=True)
-    assert done.code == 0
-    assert (
-        "warning: 2 ranks ran late.py, and ended before they called init_process_group\n"
-        in done.err
-    )
 
 
 @pytest.mark.parametrize(
@@ -155,12 +125,11 @@ def test_a_script_that_could_know_its_rank_is_told_nothing(tmp_path: Path, text:
     assert (done.code, done.err) == (0, "")
 
 
-@pytest.mark.slow
 def test_importing_torch_is_not_joining(tmp_path: Path) -> None:
     text = "import torch\nnet = torch.nn.Linear(2, 1)\nnet(torch.ones(3, 2)).sum().backward()\n"
     (tmp_path / "plain.py").write_text(text + "torch.optim.AdamW(net.parameters()).step()\n")
     done = paceline("run", "-n", "2", "plain.py", folder=tmp_path, cold=True)
-    assert "warning: 2 ranks ran plain.py, but it never joined" in done.err
+    assert "never joined" in done.err
 
 
 FOREIGN = """
@@ -185,31 +154,20 @@ def other_python(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def run_foreign(folder: Path, python: str, *words: str) -> Done:
     (folder / "any.py").write_text(FOREIGN)
-    return paceline(
-        "run", "-n", "2", "--python", python, "any.py", *words, folder=folder, cold=True
-    )
+    command = ("run", "-n", "2", "--python", python, "any.py", *words)
+    return paceline(*command, folder=folder, cold=True)
 
 
 def test_another_interpreter_runs_the_script(tmp_path: Path, other_python: str) -> None:
     done = run_foreign(tmp_path, other_python, "-n", "x")
     said = [f"[{rank}] {other_python} {rank} of 2 -n x" for rank in range(2)]
     assert (done.code, sorted(done.out.splitlines())) == (0, said)
-
-
-def test_an_exception_in_another_interpreter_is_taken_from_its_output(
-    tmp_path: Path, other_python: str
-) -> None:
     done = run_foreign(tmp_path, other_python, "fail", "wait")
-    assert done.code == 1
-    assert "rank 1 crashed with KeyError; the other ranks were stopped. Traceback:" in done.err
+    assert (done.code, "rank 1 crashed with KeyError" in done.err) == (1, True)
     assert "KeyError: 'no such column'" in done.err
-
-
-def test_an_interpreter_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     done = run_foreign(tmp_path, "/nowhere/python")
     assert (done.code, done.out) == (2, "")
-    assert "--python /nowhere/python is not an executable file" in done.err
-    assert "fix: give the path of a Python interpreter" in done.err
+    assert "/nowhere/python" in done.err
 
 
 FAILS_ONCE = """
@@ -225,10 +183,7 @@ def test_a_foreign_run_keeps_logs_exit_codes_and_a_failure_page(tmp_path: Path) 
     done = paceline("run", "-n", "2", "--max-restarts", "1", "any.py", folder=tmp_path, cold=True)
     folder = tmp_path / "runs" / "any"
     assert done.code == 0
-    assert done.err.endswith(
-        "restarting on 2 ranks (restart 1 of 1); "
-        "the script resumes by its own checkpoints, if it saves any\n"
-    )
+    assert "restarting on 2 ranks (restart 1 of 1)" in done.err
     events = [json.loads(line) for line in (folder / "launches.jsonl").read_text().splitlines()]
     assert [event["event"] for event in events] == ["launched", "ended"] * 2
     assert (events[1]["codes"][1], events[3]["codes"]) == (1, [0, 0])
@@ -248,20 +203,12 @@ def test_a_second_run_of_a_script_at_the_same_time_has_its_own_folder(tmp_path: 
         assert [Path(first).name, Path(second).name] == ["any", "any-2"]
     with script_folder(program, runs) as again:
         assert Path(again).name == "any"
-
-
-def test_a_script_that_uses_paceline_keeps_its_own_folder(tmp_path: Path) -> None:
+    (tmp_path / "a file").touch()
+    with script_folder(program, tmp_path / "a file") as folder:
+        assert folder == ""  # it cannot be written, which does not stop a script
     (tmp_path / "ours.py").write_text("import paceline\n")
-    with script_folder(script(str(tmp_path / "ours.py")), tmp_path / "runs") as folder:
-        assert folder == ""
-    assert not (tmp_path / "runs").exists()
-
-
-def test_a_folder_that_cannot_be_written_does_not_stop_a_script(tmp_path: Path) -> None:
-    (tmp_path / "any.py").write_text("x = 1\n")
-    (tmp_path / "runs").write_text("a file")
-    with script_folder(script(str(tmp_path / "any.py")), tmp_path / "runs") as folder:
-        assert folder == ""
+    with script_folder(script(str(tmp_path / "ours.py")), tmp_path / "other") as folder:
+        assert (folder, (tmp_path / "other").exists()) == ("", False)
 
 
 LEAVES_ALL_OPEN = """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 from pathlib import Path
 
 import pytest
@@ -27,37 +26,19 @@ os.write(1, b"no newline at the end of rank " + rank)
 """
 
 
-@pytest.fixture(scope="module")
-def chatter(tmp_path_factory: pytest.TempPathFactory) -> Done:
-    """What two ranks say that write long lines in pieces, at once, to stdout and stderr."""
-    folder = tmp_path_factory.mktemp("chatter")
-    (folder / "chatter.py").write_text(CHATTER)
-    return paceline("run", "-n", "2", "chatter.py", folder=folder, cold=True)
-
-
-def test_long_lines_written_in_pieces_stay_whole_and_carry_their_rank(chatter: Done) -> None:
-    assert (chatter.code, chatter.err) == (0, "")
-    for line in chatter.out.splitlines():
-        found = re.fullmatch(
-            r"\[(\d)\] (?:no newline at the end of rank |\1:\d+:(\1+))(?:\1)?", line
-        )
-        assert found, f"glued: {line[:80]}"
-        assert found[2] is None or len(found[2]) in {LENGTH - 1, LENGTH}
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_no_line_of_a_rank_is_lost_or_out_of_order(chatter: Done, rank: int) -> None:
-    said = [
-        line.removeprefix(f"[{rank}] ")
-        for line in chatter.out.splitlines()
-        if line.startswith(f"[{rank}] ")
-    ]
-    assert said[:-1] == [f"{rank}:{number}:{str(rank) * LENGTH}" for number in range(LINES)]
-    assert said[-1] == f"no newline at the end of rank {rank}"
-
-
-def test_a_single_rank_needs_no_prefix(tmp_path: Path) -> None:
-    (tmp_path / "one.py").write_text("print('alone')\n")
+def test_lines_of_two_ranks_at_once_stay_whole_carry_their_rank_and_none_is_lost(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "chatter.py").write_text(CHATTER)
+    done = paceline("run", "-n", "2", "chatter.py", folder=tmp_path, cold=True)
+    assert (done.code, done.err) == (0, "")
+    for rank in "01":
+        mine = f"[{rank}] "
+        said = [line[len(mine) :] for line in done.out.splitlines() if line.startswith(mine)]
+        assert said[:-1] == [f"{rank}:{number}:{rank * LENGTH}" for number in range(LINES)]
+        assert said[-1] == f"no newline at the end of rank {rank}"
+    assert len(done.out.splitlines()) == 2 * (LINES + 1)
+    (tmp_path / "one.py").write_text("print('alone')\n")  # which needs no prefix
     assert paceline("run", "one.py", folder=tmp_path, cold=True) == Done(0, "alone\n", "")
 
 
@@ -65,9 +46,8 @@ def test_a_screen_that_cannot_show_a_letter_does_not_end_the_run(tmp_path: Path)
     (tmp_path / "letters.py").write_text(
         "import os\nos.write(1, 'gr\\u00fc\\u00dfe\\n'.encode())\nprint('goes on')\n"
     )
-    done = paceline(
-        "run", "letters.py", folder=tmp_path, env={"PYTHONIOENCODING": "ascii"}, cold=True
-    )
+    env = {"PYTHONIOENCODING": "ascii"}
+    done = paceline("run", "letters.py", folder=tmp_path, env=env, cold=True)
     assert (done.code, done.err) == (0, "")
     assert done.out.splitlines()[-1] == "goes on"
 
