@@ -16,13 +16,12 @@ from typing import Any
 import pytest
 
 from support.program import Done
-from support.slurm_cluster import daemons, jobs, packages, requirements
+from support.slurm_cluster import daemons, packages, requirements
 from support.slurm_cluster.errors import ClusterError, NotAvailable
 from support.slurm_cluster.place import Place
 from support.slurm_cluster.settings import HEAD, Settings
 
 TOOL = (sys.executable, str(Path(__file__).with_name("slurm_cluster")))
-_LEAVES_WITHIN_S = 1
 _STOPS_WITHIN_S = 240
 _LINES_OF_A_LOG = 10
 
@@ -111,24 +110,24 @@ class PrivateCluster:
         timeout_s: float = 240,
         folder: Path | None = None,
         env: Mapping[str, str] | None = None,
-        user: str = "root",
     ) -> Done:
         """Run a command on a host, to its end."""
-        command = self._command("run", "--node", node, "--user", user, "--", *words)
-        with _started(command, folder or self.work, env or {}) as process:
-            try:
-                out, err = process.communicate(timeout=timeout_s)
-            except subprocess.TimeoutExpired:
-                raise AssertionError(
-                    f"{words} took more than {timeout_s} s: {_end(process)}"
-                ) from None
-        return Done(process.returncode, out, err)
+        try:
+            done = subprocess.run(
+                self._command("run", "--node", node, "--", *words),
+                cwd=folder or self.work, env=os.environ | (env or {}), stdin=subprocess.DEVNULL,
+                capture_output=True, encoding="utf-8", timeout=timeout_s, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as late:  # it was killed, and what it had started with it
+            said = b"".join(filter(None, (late.stdout, late.stderr))).decode()
+            raise AssertionError(f"{words} took more than {timeout_s} s: {said}") from None
+        return Done(done.returncode, done.stdout, done.stderr)
 
     def sbatch(self, *words: str, **how: Any) -> str:
         """Submit a job, and return its id."""
         done = self.run(["sbatch", "--parsable", *words], **how)
         assert done.code == 0, done.err
-        return jobs.jobid_in(done.out)
+        return daemons.jobid_in(done.out)
 
     def submit(self, *words: str, timeout_s: float = 240, **how: Any) -> dict[str, str]:
         """Submit a job, and return its facts at the end."""
@@ -136,11 +135,11 @@ class PrivateCluster:
 
     def job(self, jobid: str) -> dict[str, str]:
         """Return what scontrol knows of a job."""
-        return jobs.facts(self.place, jobid)
+        return daemons.facts_of_job(self.place, jobid)
 
     def wait(self, jobid: str, timeout_s: float = 240) -> dict[str, str]:
         """Return the facts of a job at its end."""
-        return jobs.wait(self.place, jobid, timeout_s)
+        return daemons.wait_for_job(self.place, jobid, timeout_s)
 
     def states(self) -> dict[str, str]:
         """Return what Slurm holds each node for."""
@@ -155,7 +154,7 @@ class PrivateCluster:
         self._change("power-on", node)
 
     def slurmd(self, node: str, verb: str) -> None:
-        """Start, stop or kill a node's slurmd; its jobs go on."""
+        """Start or kill a node's slurmd; its jobs go on."""
         self._change("slurmd", node, verb)
 
     def link(self, node: str, *words: str) -> None:
@@ -175,26 +174,3 @@ class PrivateCluster:
 
     def _command(self, *words: str) -> list[str]:
         return [*TOOL, "--dir", str(self.place.folder), *words]
-
-
-def _started(command: list[str], folder: Path, env: Mapping[str, str]) -> subprocess.Popen[str]:
-    pipe = subprocess.PIPE
-    return subprocess.Popen(
-        command,
-        cwd=folder,
-        env=os.environ | env,
-        stdin=subprocess.DEVNULL,
-        stdout=pipe,
-        stderr=pipe,
-        encoding="utf-8",
-    )
-
-
-def _end(process: subprocess.Popen[str]) -> str:
-    """End a command, and return what it said."""
-    process.terminate()
-    try:
-        return "".join(process.communicate(timeout=_LEAVES_WITHIN_S))
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return "".join(process.communicate())

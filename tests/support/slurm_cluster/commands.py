@@ -33,17 +33,8 @@ def pid_of(place: Place, host: str) -> int:
 
 def inside(place: Place, host: str, folder: Path = Path("/")) -> list[str]:
     """Return the command prefix that runs a command inside a host."""
-    return [
-        "nsenter",
-        "-t",
-        str(pid_of(place, host)),
-        "-m",
-        "-u",
-        "-i",
-        "-n",
-        "-p",
-        f"--wd={folder}",
-    ]
+    pid = str(pid_of(place, host))
+    return ["nsenter", "-t", pid, "-m", "-u", "-i", "-n", "-p", f"--wd={folder}"]
 
 
 def output_inside(place: Place, host: str, *words: object) -> str:

@@ -1,22 +1,23 @@
-"""Start Slurm's daemons on the hosts, and read the states of the nodes."""
+"""Slurm's daemons on the hosts, the states of the nodes, and the end of a job."""
 
 from __future__ import annotations
 
 import subprocess
+import time
 
 from support.slurm_cluster.commands import inside, output_inside, wait_until
 from support.slurm_cluster.errors import ClusterError
 from support.slurm_cluster.place import Place
-from support.slurm_cluster.settings import HEAD, Settings
+from support.slurm_cluster.settings import HEAD
 
-_SOCKET = "/run/mysqld/mysqld.sock"
+_UNFINISHED = {
+    "PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "REQUEUED", "PREEMPTED", "SIGNALING",
+}  # fmt: skip
 
 
-def start_head(place: Place, settings: Settings) -> None:
+def start_head(place: Place) -> None:
     """Start the head's daemons and wait: a slurmd that finds no slurmctld retries only after a second."""
     output_inside(place, HEAD, "sh", "-c", _munged(place, HEAD))
-    if settings.accounting:
-        _start_database(place)
     output_inside(place, HEAD, "slurmctld")
     wait_until("slurmctld", lambda: " UP" in output_inside(place, HEAD, "scontrol", "ping"))
 
@@ -49,27 +50,6 @@ def _munged(place: Place, host: str) -> str:
     return f"munged --force {files} --log-file={place.log}/munged-{host}.log"
 
 
-def _start_database(place: Place) -> None:
-    """Start MariaDB without network, root by Unix socket, and slurmdbd on it."""
-    _install_database(place)
-    place_of_data = f"--datadir={place.database} --socket={_SOCKET} --innodb-buffer-pool-size=64M"
-    server = f"setsid mariadbd --no-defaults --user=root --skip-networking {place_of_data}"
-    output_inside(place, HEAD, "sh", "-c", f"{server} >{place.log}/mariadbd.log 2>&1 </dev/null &")
-    wait_until("MariaDB", lambda: output_inside(place, HEAD, "test", "-S", _SOCKET) or True)
-    output_inside(place, HEAD, "slurmdbd")
-    wait_until(
-        "slurmdbd", lambda: output_inside(place, HEAD, "sacctmgr", "-i", "show", "cluster") or True
-    )
-
-
-def _install_database(place: Place) -> None:
-    place.database.mkdir()
-    options = ("--user=root", "--skip-test-db", "--auth-root-authentication-method=normal")
-    output_inside(
-        place, HEAD, "mariadb-install-db", "--no-defaults", f"--datadir={place.database}", *options
-    )
-
-
 def node_states(place: Place) -> dict[str, str]:
     """Return slurmctld's state of each node: idle, mixed, down* and so on."""
     lines = output_inside(place, HEAD, "sinfo", "-h", "-N", "-o", "%N %T").splitlines()
@@ -82,12 +62,38 @@ def wait_for_idle_nodes(place: Place) -> None:
 
 
 def slurmd(place: Place, node: str, verb: str) -> None:
-    """Start a node's slurmd, or end it (`stop`, `kill`) without its jobs, until its port is free again."""
+    """Start a node's slurmd, or kill it without its jobs, until its port is free again."""
     if verb == "start":
         output_inside(place, node, "slurmd", "-N", node)
     else:
-        signal = {"kill": "KILL", "stop": "TERM"}[verb]
         gone = "while kill -0 $pid 2>/dev/null; do sleep 0.02; done"
-        output_inside(
-            place, node, "sh", "-c", f"pid=$(cat /run/slurmd.pid) && kill -{signal} $pid && {gone}"
-        )
+        kill = f"pid=$(cat /run/slurmd.pid) && kill -KILL $pid && {gone}"
+        output_inside(place, node, "sh", "-c", kill)
+
+
+def facts_of_job(place: Place, jobid: str) -> dict[str, str]:
+    """Return scontrol's facts of a job; it forgets them minutes after the end."""
+    text = output_inside(place, HEAD, "scontrol", "-o", "show", "job", jobid)
+    return dict(word.split("=", 1) for word in text.split() if "=" in word)
+
+
+def wait_for_job(place: Place, jobid: str, timeout_s: float) -> dict[str, str]:
+    """Return the facts of a job at its end; cancel it at the timeout. (`sbatch --wait` polls ever more rarely.)"""
+    limit = time.monotonic() + timeout_s
+    while (job := facts_of_job(place, jobid))["JobState"] in _UNFINISHED:
+        if time.monotonic() > limit:
+            output_inside(place, HEAD, "scancel", jobid)
+            raise ClusterError(
+                f"job {jobid} still {job['JobState']} after {timeout_s} s: cancelled"
+            )
+        time.sleep(0.2)
+    return job
+
+
+def jobid_in(text: str) -> str:
+    """Return the job ID from the output of `sbatch --parsable`.
+
+    >>> jobid_in("12;sim")
+    '12'
+    """
+    return text.strip().split(";")[0]

@@ -22,40 +22,21 @@ from support.slurm_cluster import (
 )
 from support.slurm_cluster.commands import pid_of, wait_until
 from support.slurm_cluster.errors import ClusterError
-from support.slurm_cluster.place import RELAY, Place
-from support.slurm_cluster.settings import HEAD, Settings, address
-
-_STOPPED = 3
+from support.slurm_cluster.place import Place
+from support.slurm_cluster.settings import Settings
 
 
 def start(place: Place, settings: Settings) -> str:
-    """Start a cluster unless an identical one runs already, and print which."""
+    """Start a cluster; return how long that took."""
     settings = replace(settings, pkg=str(settings.packages()))
     settings.check(place.folder)
-    if _runs(place, settings):
-        return "already running"
     requirements.check(settings)
     begin = time.monotonic()
     _prepare(place, settings)
     prepared = time.monotonic()
-    try:
-        _boot_all(place, settings)
-    except BaseException:
-        stop(place)
-        raise
+    _boot_all(place, settings)
     times = f"{time.monotonic() - prepared:.2f} s (+ {prepared - begin:.2f} s packages and configuration)"
     return f"{settings.nodes} nodes up in {times}"
-
-
-def _runs(place: Place, settings: Settings) -> bool:
-    running = set(place.alive()) - {RELAY}
-    if not running:
-        return False
-    if running == set(settings.hosts()) and place.settings == settings:
-        return True
-    raise ClusterError(
-        f"a cluster with other settings (or partly up) runs in {place.folder}; stop it first"
-    )
 
 
 def _prepare(place: Place, settings: Settings) -> None:
@@ -73,7 +54,7 @@ def _boot_all(place: Place, settings: Settings) -> None:
     if settings.delay_ms:
         relay.start(place)
     if settings.slurm:
-        daemons.start_head(place, settings)
+        daemons.start_head(place)
         daemons.start_nodes(place, settings.names())
         daemons.wait_for_idle_nodes(place)
 
@@ -134,22 +115,3 @@ def power_on(place: Place, node: str) -> None:
     network.wire(place, node, settings)
     if settings.slurm:
         daemons.start_nodes(place, [node])
-
-
-def show_status(place: Place) -> int:
-    """Print the state of every host; return the exit status."""
-    if not place.pid(HEAD):
-        print("stopped")
-        return _STOPPED
-    settings, states = place.settings, {}
-    if settings.slurm:
-        try:
-            states = daemons.node_states(place)
-        except ClusterError as error:
-            print(error)
-    for host in settings.hosts():
-        pid = place.pid(host)
-        print(
-            f"{host:6} {address(host):12} {f'init pid {pid}' if pid else 'off':16} {states.get(host, '')}"
-        )
-    return 0

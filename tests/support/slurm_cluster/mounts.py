@@ -29,7 +29,7 @@ def build(place: Place, host: str, settings: Settings) -> None:
 
 def _mount_run() -> None:
     linux.mount("tmpfs", "/run", "mode=755")
-    for name in ("stash", "munge", "slurmd", "gpu", "lock", "mysqld"):
+    for name in ("stash", "munge", "slurmd", "gpu", "lock"):
         Path("/run", name).mkdir()
     Path("/run/munge").chmod(0o755)
 

@@ -46,37 +46,19 @@ def set_rate(place: Place, host: str, rate: str) -> None:
     """Limit a host's link in both directions."""
     for end, device in _ends(host):
         limit = ("tbf", "rate", rate, "burst", "256kb", "latency", "20ms")
-        output_of(
-            "nsenter",
-            "-t",
-            pid_of(place, end),
-            "-n",
-            "tc",
-            "qdisc",
-            "replace",
-            "dev",
-            device,
-            "root",
-            *limit,
-        )
+        _tc(place, end, "replace", device, *limit)
 
 
 def clear_rate(place: Place, host: str) -> None:
     """Lift the limit of a host's link."""
     for end, device in _ends(host):
         with contextlib.suppress(ClusterError):  # there may be none
-            output_of(
-                "nsenter",
-                "-t",
-                pid_of(place, end),
-                "-n",
-                "tc",
-                "qdisc",
-                "del",
-                "dev",
-                device,
-                "root",
-            )
+            _tc(place, end, "del", device)
+
+
+def _tc(place: Place, host: str, verb: str, device: str, *limit: str) -> None:
+    words = ("tc", "qdisc", verb, "dev", device, "root", *limit)
+    output_of("nsenter", "-t", pid_of(place, host), "-n", *words)
 
 
 def _ends(host: str) -> list[tuple[str, str]]:

@@ -14,7 +14,6 @@ from support.slurm_cluster.errors import ClusterError, NotAvailable
 from support.slurm_cluster.settings import Settings, shared_packages
 
 _SLURM = ("slurmctld", "slurmd", "slurm-client", "munge")
-_ACCOUNTING = ("slurmdbd", "slurm-wlm-mysql-plugin", "mariadb-server-core", "mariadb-client-core")
 _DAEMONS = ("slurmctld", "slurmd", "slurmstepd")
 
 
@@ -25,8 +24,6 @@ def provide(settings: Settings) -> None:
     with (folder / "lock").open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         _unpack(folder, _SLURM)
-        if settings.accounting:
-            _unpack(folder, _ACCOUNTING)
 
 
 def _claim(folder: Path) -> None:

@@ -37,10 +37,6 @@ class Place:
         return self.folder / "state"
 
     @property
-    def database(self) -> Path:
-        return self.folder / "mysql"
-
-    @property
     def nodes(self) -> Path:
         return self.folder / "nodes"
 
@@ -55,7 +51,7 @@ class Place:
 
     def clear(self) -> None:
         """Start empty: Slurm would recover jobs and node states of an earlier cluster."""
-        for folder in (self.state, self.nodes, self.run, self.log, self.database):
+        for folder in (self.state, self.nodes, self.run, self.log):
             shutil.rmtree(folder, ignore_errors=True)
         for folder in (self.state, self.run, self.log):
             folder.mkdir(parents=True)

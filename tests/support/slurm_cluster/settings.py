@@ -42,7 +42,6 @@ class Settings:
     rate: str = _option("", "rate of every node's link, such as 1gbit")
     delay_ms: float = _option(0.0, "delay one way (a relay in user space; needs no netem)")
     mtu: int = _option(9000, "with --delay-ms")
-    accounting: bool = _option(False, "slurmdbd and MariaDB, for sacct")
     cgroup: bool = _option(False, "contain jobs by cgroup v1")
     slurm: bool = _option(True, "only hosts and network")  # the help of --no-slurm
 
