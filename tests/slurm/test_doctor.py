@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,7 +21,7 @@ def by_check(text: str) -> dict[str, list[dict]]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.heavy  # tests/doctor judges the same facts
 @pytest.mark.namespaces(nodes=3)
 def test_a_way_that_is_closed_and_a_name_that_stands_for_loopback_are_named(hosts, tmp_path: Path):
     """n2 sends nothing to n3, so neither reaches the other; n3 has the name that Debian's installer gives."""
@@ -41,20 +42,17 @@ def test_a_way_that_is_closed_and_a_name_that_stands_for_loopback_are_named(host
     assert [done.code for done in (first, *others)] == [1, 1, 1], first.err
     found = by_check(first.out)
     ways = [one["says"] for one in found["ways"]]
-    assert [(one["ok"], " ".join(one["says"].split()[:4])) for one in found["ways"]] == [
-        (False, "n2 cannot reach n3:"),
-        (False, "n3 cannot reach n2:"),
-    ], ways
+    cut = [(one["ok"], " ".join(one["says"].split()[:4])) for one in found["ways"]]
+    assert cut == [(False, "n2 cannot reach n3:"), (False, "n3 cannot reach n2:")], ways
     assert "eth0 (10.77.0.11" in found["interface"][0]["says"]
-    assert all(one["ok"] for one in found["interface"]), found[
-        "interface"
-    ]  # n3 knows its way by its peers alone
+    # n3 knows its way by its peers alone.
+    assert all(one["ok"] for one in found["interface"]), found["interface"]
     (named,) = [one for one in found["host name"] if not one["ok"]]
     assert (named["hosts"], "n3 resolves to 127.0.1.1" in named["says"]) == (["n3"], True)
     assert found["clocks"][0]["ok"]
 
 
-@pytest.mark.slow
+@pytest.mark.heavy  # tests/doctor judges the same facts
 @pytest.mark.slurm(nodes=2, cpus=4, gpus=2)
 def test_a_request_that_does_not_match_what_is_there_is_named(slurm, tmp_path: Path):
     """Slurm's GPUs here are made up, and so are two of its four cores."""
@@ -67,8 +65,6 @@ def test_a_request_that_does_not_match_what_is_there_is_named(slurm, tmp_path: P
         "Slurm allocated 2 GPUs on n1, n2, but 0 are visible (CUDA_VISIBLE_DEVICES=0,1)"
         in found["slurm gpus"][0]["says"]
     )
-    import os
-
     if len(os.sched_getaffinity(0)) < 4:
         assert "requested 4 cores per task, rank 0 on n1 has" in found["slurm cpus"][0]["says"]
     uneven = by_check(

@@ -10,7 +10,7 @@ import pytest
 
 from support.submitting import Desk
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.heavy, pytest.mark.timeout(300)]
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "trials" / "faulty_training.py"
 WORDS = ("batch.global_size=32", "epochs=1", "checkpoint.every=5steps", "timeout.step_s=60")

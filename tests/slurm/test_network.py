@@ -26,30 +26,22 @@ TRAINING = Path(__file__).resolve().parents[1] / "support" / "training.py"
 PROGRAMS = Path(sys.executable).parent
 STEP_S = 5
 """How long a rank waits for its peers in the tests of a cut."""
-CUT_OFF = (
-    f"Timed out waiting {STEP_S}000ms|No route to host|Connection timed out|did not write its part in time"
-    "|network partition between n[12] and n[12]"  # a rank may hear of it first from one on its own host that has left
+CUT_OFF = (  # a rank may hear of it first from one on its own host that has left
+    f"Timed out waiting {STEP_S}000ms|No route to host|Connection timed out"
+    "|did not write its part in time|network partition between n[12] and n[12]"
 )
 
 
 def line_of_the_guide(program: str) -> str:
     """Return what is typed on every host, without the script; {node} is the number of the host."""
-    words = (
-        re.search(rf"^host0\$ ({program} .*)$", GUIDE, re.MULTILINE)[1]
-        .replace("host0", "n1")
-        .split()
-    )
-    return " ".join(word for word in words if word not in {"digits.py", "epochs=3"}).replace(
-        "--node 0", "--node {node}"
-    )
+    line = re.search(rf"^host0\$ ({program} .*) digits.py epochs=3$", GUIDE, re.MULTILINE)[1]
+    return line.replace("host0", "n1").replace("--node 0", "--node {node}")
 
 
-STATIC = (
-    "torchrun --nnodes 2 --nproc-per-node 2 --node-rank {node} --master-addr n1 --master-port 29500"
-)
+STATIC = "--nnodes 2 --nproc-per-node 2 --node-rank {node} --master-addr n1 --master-port 29500"
 WAYS = {
     "c10d": line_of_the_guide("torchrun"),
-    "static": STATIC,
+    "static": f"torchrun {STATIC}",
     "ours": line_of_the_guide("paceline run"),
 }
 
@@ -71,9 +63,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("digits")
     (folder / "digits.py").write_text(SCRIPT)
     words = [sys.executable, "digits.py", "epochs=1", "name=alone"]
-    return folder, digest(
-        subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True).stdout
-    )
+    return folder, digest(subprocess.check_output(words, cwd=folder, text=True))
 
 
 def type_on(
@@ -92,13 +82,13 @@ def type_on_both(
         return list(both.map(lambda node: type_on(hosts, node, words, folder, **how), range(2)))
 
 
-@pytest.mark.slow
+@pytest.mark.heavy  # test_requeue.py trains on two nodes, too
 @pytest.mark.namespaces(nodes=2)
 @pytest.mark.parametrize(
     ("way", "line", "ranks"),
-    [  # torchrun on two hosts: also by a guide's lines
-        pytest.param("c10d", WAYS["c10d"], 4, marks=pytest.mark.heavy),
-        pytest.param("static", one_a_host(STATIC), 2, marks=pytest.mark.heavy),
+    [
+        ("c10d", WAYS["c10d"], 4),
+        ("static", one_a_host(WAYS["static"]), 2),
         ("ours", WAYS["ours"], 4),
     ],
     ids=WAYS,
@@ -113,7 +103,7 @@ def test_two_hosts_train_the_same(hosts, way: str, line: str, ranks: int, digits
     assert "optimizer state" not in second.out
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.namespaces(nodes=2, delay_ms=3, rate="100mbit")
 def test_a_slow_network_changes_no_bit(hosts, digits: tuple[Path, str]):
     folder, alone = digits
@@ -155,14 +145,9 @@ def test_a_cut_is_an_error_on_every_rank_within_the_time_of_a_step(
     hosts, way: str, ranks: int, slow: dict, tmp_path: Path
 ):
     mark = f"cut-{way}-{os.getpid()}"
-    settings = [
-        f"timeout.step_s={STEP_S}",
-        "batch.global_size=8",
-        "checkpoint.every=5steps",
-        "steps=1000000",
-    ]
+    settings = [f"timeout.step_s={STEP_S}", "batch.global_size=8", "checkpoint.every=5steps"]
     line = WAYS[way] if ranks == 4 else one_a_host(WAYS[way])
-    words = [*line.split(), str(TRAINING), *settings]
+    words = [*line.split(), str(TRAINING), *settings, "steps=1000000"]
     how = {"env": {MARK: mark} | slow, "timeout_s": 200}
     with ThreadPoolExecutor(2) as pool:
         first, second = (

@@ -19,15 +19,10 @@ from paceline import handover
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     [
-        "paceline.train.trainer",
-        "paceline.recipes.mnist",
-        "torch._dynamo",
-        "torch.distributed.fsdp",
-        "paceline.cli.run",
-        "paceline.cli.watch",
-        "paceline.cli.hang",
+        "paceline.train.trainer", "paceline.recipes.mnist", "torch._dynamo", "torch.distributed.fsdp",
+        "paceline.cli.run", "paceline.cli.watch", "paceline.cli.hang",
     ]
-)
+)  # fmt: skip
 _TIMEOUT_S = 120
 
 
@@ -41,15 +36,10 @@ def on_processes(
         def run(tmp_path: Path, **given: Any) -> None:
             run_on_processes(test, count, tmp_path, settings, given)
 
-        names = [
-            name
-            for name in inspect.signature(test).parameters
-            if name not in {"world", "config", "tmp_path"}
-        ]
-        keep = [
-            inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-            for name in ["tmp_path", *names]
-        ]
+        own = {"world", "config", "tmp_path"}
+        names = [name for name in inspect.signature(test).parameters if name not in own]
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        keep = [inspect.Parameter(name, kind) for name in ["tmp_path", *names]]
         run.__signature__ = inspect.Signature(keep)  # type: ignore[attr-defined]
         return run
 
@@ -99,11 +89,8 @@ def in_worlds(
 
 def _answer(rank: int, process: Any, pipe: Connection) -> tuple[bool, Any]:
     try:
-        answer = (
-            pipe.recv()
-            if pipe.poll(_TIMEOUT_S)
-            else (False, f"rank {rank} did not answer in {_TIMEOUT_S} s")
-        )
+        came = pipe.poll(_TIMEOUT_S)
+        answer = pipe.recv() if came else (False, f"rank {rank} did not answer in {_TIMEOUT_S} s")
     except EOFError:
         answer = (False, f"rank {rank} ended without an answer")
     process.join(5)
@@ -125,12 +112,8 @@ def _child(
     pipe: Connection,
 ) -> None:
     # Everything a test leaves in this process ends with it.
-    os.environ |= {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(count),
-        "OMP_NUM_THREADS": "1",
-        handover.MEETING: str(meeting / "meeting"),
-    }
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"}
+    os.environ[handover.MEETING] = str(meeting / "meeting")
     os.chdir(meeting)
     sys.path[:0] = [str(Path(__file__).parents[1])]
     try:

@@ -18,15 +18,9 @@ from support import forkserver
 
 MARK = "LAUNCHED_BY_TEST"
 _FOREIGN = (
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "OMP_NUM_THREADS",
-    "PYTHONHASHSEED",
-    "PACELINE_DATA",
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS", "PYTHONHASHSEED", "PACELINE_DATA",
     "PYTHONWARNINGS",
-)
+)  # fmt: skip
 _GONE_WITHIN_S = 60
 
 
@@ -84,18 +78,12 @@ def started(
     mark, temporary = uuid.uuid4().hex, folder / "tmp"
     temporary.mkdir(exist_ok=True)
     clean = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
+    own = {MARK: mark, "TMPDIR": str(temporary), "XDG_DATA_HOME": str(temporary)}
     process = (subprocess.Popen if cold or options else forkserver.Command)(
         [sys.executable, *options, "-m", "paceline", *words],
-        cwd=folder,
-        env=clean
-        | {MARK: mark, "TMPDIR": str(temporary), "XDG_DATA_HOME": str(temporary)}
-        | dict(env or {}),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        encoding="utf-8",
-        preexec_fn=_restore_interrupts,
-    )
+        cwd=folder, env=clean | own | dict(env or {}), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, encoding="utf-8", preexec_fn=_restore_interrupts,
+    )  # fmt: skip
     with process:
         try:
             yield Running(process, mark, temporary)

@@ -43,17 +43,8 @@ def bench_between(
 
     def on(node: int) -> str:
         where = ["-n", "1", "--nodes", "2", "--node", str(node), "--rendezvous", "n1:29400"]
-        what = [
-            "--ops",
-            "all-reduce,pair",
-            "--sizes",
-            sizes,
-            "--seconds",
-            str(seconds),
-            "--device",
-            "cpu",
-            "--json",
-        ]
+        what = ["--ops", "all-reduce,pair", "--sizes", sizes, "--device", "cpu", "--json"]
+        what += ["--seconds", str(seconds)]
         done = hosts.run([PACELINE, "bench", *where, *what], f"n{node + 1}", timeout_s=timeout_s)
         assert done.code == 0, done.out + done.err
         return done.out

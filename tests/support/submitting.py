@@ -46,10 +46,7 @@ class Desk:
         self, *words: str, env: dict[str, str] | None = None, timeout_s: float = 240
     ) -> Done:
         """Run `paceline` with these arguments on the head node."""
-        own = {
-            "XDG_CONFIG_HOME": str(self.folder / "config"),
-            "XDG_STATE_HOME": str(self.folder / "state"),
-        }
+        own = {f"XDG_{kind}_HOME": str(self.folder / kind.lower()) for kind in ("CONFIG", "STATE")}
         return self.cluster.run(
             [*PACELINE, *words], folder=self.folder, env=own | (env or {}), timeout_s=timeout_s
         )
@@ -79,10 +76,8 @@ class Desk:
 
     def events(self, name: str) -> list[dict]:
         """Return the events of a run."""
-        return [
-            json.loads(line)
-            for line in (self.folder / "runs" / name / "events.jsonl").read_text().splitlines()
-        ]
+        lines = (self.folder / "runs" / name / "events.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
 
 
 def digest(text: str) -> str:
