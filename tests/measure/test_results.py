@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 
 from paceline.measure.bench_plan import OPERATIONS, BenchPlan
@@ -35,60 +36,39 @@ def test_every_operation_is_right_at_every_size(tmp_path: Path) -> None:
     assert sizes == [max(4 * ranks, size // 4 // ranks * ranks * 4) for size in SIZES]
 
 
-def a_rank_left_out(run, world, piece):
-    def broken(sent, received):
-        if world.rank == 1:
-            received.zero_()
-        run(sent, received)
-
-    return broken
+def a_rank_left_out(run, sent, received, rank, piece):
+    if rank == 1:
+        received.zero_()
+    run(sent, received)
 
 
-def a_rank_twice(run, world, piece):
-    def broken(sent, received):
-        run(sent, received)
-        received[piece : 2 * piece] = received[:piece]
-
-    return broken
+def a_rank_twice(run, sent, received, rank, piece):
+    run(sent, received)
+    received[piece : 2 * piece] = received[:piece]
 
 
-def slices_in_another_order(run, world, piece):
-    def broken(sent, received):
-        run(sent, received)
-        received.copy_(received.roll(piece))
-
-    return broken
+def slices_in_another_order(run, sent, received, rank, piece):
+    run(sent, received)
+    received.copy_(received.roll(piece))
 
 
-def the_slice_of_another_rank(run, world, piece):
-    def broken(sent, received):
-        run(sent.roll(piece), received)
-
-    return broken
+def the_slice_of_another_rank(run, sent, received, rank, piece):
+    run(sent.roll(piece), received)
 
 
-def one_number_of_one_rank(run, world, piece):
-    def broken(sent, received):
-        run(sent, received)
-        if world.rank == 2:
-            received[7] += 1
-
-    return broken
+def one_number_of_one_rank(run, sent, received, rank, piece):
+    run(sent, received)
+    received[7] += rank == 2
 
 
-def nothing_comes(run, world, piece):
-    return lambda sent, received: None
+def nothing_comes(run, sent, received, rank, piece):
+    pass
 
 
-def what_came_before(run, world, piece):
-    held = []
-
-    def broken(sent, received):
-        run(sent, received)
-        held.append(received.clone())
-        received.copy_(held[0])
-
-    return broken
+def what_came_before(run, sent, received, rank, piece, held=[]):  # noqa: B006 - what it is about
+    run(sent, received)
+    held.append(received.clone())
+    received.copy_(held[0])
 
 
 MISTAKES = [
@@ -113,7 +93,8 @@ def seen_of(world, number: int) -> tuple[int, set[int], str]:
 
     def broken(*words):
         operation = make(*words)
-        return dataclasses.replace(operation, run=mistake(operation.run, world, 1024 // world.size))
+        given = {"rank": world.rank, "piece": 1024 // world.size}
+        return dataclasses.replace(operation, run=partial(mistake, operation.run, **given))
 
     bench.make_operation = broken
     try:

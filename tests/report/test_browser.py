@@ -199,10 +199,6 @@ def test_it_is_dark_where_that_is_wished_for(browser: Browser, page: Path) -> No
         for theme, is_dark in (("dark", True), ("light", False), ("auto", dark)):
             browser.value(f"document.getElementById('theme-{theme}').click()")
             assert (brightness(browser.value(PAPER)) < 150) == is_dark
-    browser.value("document.getElementById('theme-dark').click()")
-    browser.show(page, dark=False)
-    assert brightness(browser.value(PAPER)) < 150  # it is remembered
-    browser.value("document.getElementById('theme-auto').click()")
 
 
 @pytest.fixture(scope="module")
@@ -232,18 +228,8 @@ def test_every_page_can_be_read_in_light_and_dark_wide_and_narrow(
         for width in (1600, 390, 320):
             browser.look(width=width, dark=False)
             assert browser.value("document.documentElement.scrollWidth") <= width
-
-
-@heavy
-def test_the_plots_of_scale_and_bench_are_logarithmic_with_errors(
-    browser: Browser, other_pages: dict[str, Path]
-) -> None:
     for name in ("scaling", "bench"):
         browser.show(other_pages[name])
         assert browser.value("document.querySelectorAll('path.error').length") >= 2
-        lines = browser.value(LINES)
-        assert lines
-        assert all(line["inside"] for line in lines)
-        assert browser.value("document.querySelector('.plot.log').getClientRects().length") == 1
+        assert all(line["inside"] for line in browser.value(LINES))
     assert browser.complaints == []
-    browser.asked_for.clear()
