@@ -79,6 +79,7 @@ def test_the_run_continues_with_the_same_bits_after_any_time(held, tmp_path):
     )
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("held", ["3"], indirect=True)
 def test_q_ends_the_run_on_all_ranks(held: Terminal, tmp_path: Path) -> None:
     held.type_line("q")

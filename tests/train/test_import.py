@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -249,14 +250,13 @@ def test_five_more_steps_with_a_scheduler_have_the_losses_of_plain_torch(
 
 def test_what_an_import_does_not_restore_is_named(folder, capsys):
     plain_loop(nn.Module.parameters, one_cycle)
-    for name, schedule, problem in [
-        ("none", None, "tracks none"),
-        ("other", warm_up, "another class of scheduler"),
-    ]:
-        import_to(name)
-        own_loop(name, nn.Module.parameters, schedule)
-        assert problem in capsys.readouterr().out
-    import_to("groups")
+    import_to("none")
+    for name in ("other", "groups"):
+        shutil.copytree("runs/none", f"runs/{name}")
+    own_loop("none", nn.Module.parameters)
+    assert "tracks none" in capsys.readouterr().out
+    own_loop("other", nn.Module.parameters, warm_up)
+    assert "another class of scheduler" in capsys.readouterr().out
     with pytest.raises(ConfigError, match=r"\[6\] parameters"):
         own_loop("groups", lambda model: list(model.parameters())[:4])
 
