@@ -18,7 +18,16 @@ from paceline.checkpoint.remote_storage import RemoteStorage
 from paceline.checkpoint.retention import Retention
 from paceline.config import RunConfig, config_from_words
 from paceline.errors import ConfigError, EnvironmentUnfit
-from support.checkpoint_contents import bits_of, draft, new_saver, restore, save, tensors_of
+from support.checkpoint_contents import (
+    bits_of,
+    draft,
+    failed_save,
+    new_saver,
+    restore,
+    save,
+    save_all,
+    tensors_of,
+)
 from support.checkpoint_trainings import (
     BASE,
     OPTIMIZERS,
@@ -50,14 +59,6 @@ def part(client, bucket: str, step: int) -> str:
     saved = [key for key in keys(client, bucket) if f"step-{step:09d}" in key]
     (found,) = [key for key in saved if key.endswith(".safetensors")]
     return found
-
-
-def save_all(storage: RemoteStorage, steps: tuple[int, ...], keep: int) -> None:
-    saver = new_saver(storage, retention=Retention(keep))
-    for step in steps:
-        saver.save(tensors_of(step), draft(step))
-    saver.close()
-    assert [done.manifest.step for done in saver.finished()] == list(steps)
 
 
 @pytest.fixture(scope="module")
@@ -111,8 +112,7 @@ def test_a_checkpoint_is_there_once_its_manifest_is_put_last(
 
     with monkeypatch.context() as patched:
         patched.setattr(RemoteStorage, "commit", ended)
-        with pytest.raises(EnvironmentUnfit, match="SystemError"):
-            save(storage, 2, tensors_of(2))
+        assert "SystemError" in failed_save(storage, 2).problem
     assert len([key for key in keys(client, bucket) if "step-000000002" in key]) == 1
     assert storage.steps() == [1]
     before = keys(client, bucket)
@@ -222,7 +222,7 @@ def test_what_is_set_aside_stays_and_what_is_old_or_incomplete_goes(storage, cli
     assert storage.steps() == []
     aside = set(keys(client, bucket))
     assert len(aside) == 4
-    save_all(storage, (3, 4, 5), keep=2)
+    save_all(storage, (3, 4, 5), retention=Retention(2))
     assert storage.steps() == [5, 4]
     for step in (1, 2, 6):
         storage.write(step, "t", "part-00001-of-00001.safetensors", memoryview(b"1234"))
@@ -338,6 +338,6 @@ def test_a_run_saves_to_memory_and_goes_on_from_it(memory, tmp_path, straight) -
     assert train(config) == straight
     assert [event["step"] for event in events_of(tmp_path, "CheckpointBad")] == [10]
     assert storage.steps() == [16, 15, 10]
-    save_all(storage, (17, 18), keep=1)
+    save_all(storage, (17, 18), retention=Retention(1))
     assert restore(storage) == (18, bits_of(tensors_of(18)), [])
     assert storage.steps() == [18]

@@ -17,7 +17,6 @@ import pytest
 import torch
 
 from paceline.config import BatchConfig, ReadConfig, RunConfig
-from paceline.data.hdf5 import source as hdf5_source
 from paceline.data.hdf5.chunks import Blocks, inspect, plan_blocks
 from paceline.data.hdf5.file import H5Column
 from paceline.data.hdf5.source import H5Source
@@ -394,12 +393,6 @@ def test_chunks_with_a_part_of_each_sample_are_read_once_and_told_of(tmp_path, m
     for samples in requests(2000, source.block, 16, together=20):
         assert torch.equal(source.gather(samples, KEY)[0], torch.from_numpy(images[samples]))
     assert Counter(reads.taken().values()) == {1: 8 * 8 + 8}
-    hdf5_source._say_once.cache_clear()
-    environment = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    H5Source(path)
-    assert capsys.readouterr().err == "", "one rank says it for all"
 
 
 def test_what_cannot_be_read_in_bounded_memory_is_refused(tmp_path):

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, TensorDataset
 import paceline
 from paceline.config import BatchConfig, ReadConfig, RunConfig
 from paceline.data.reading.batches import Batches
-from paceline.data.reading.nest import describe, is_pinned, leaves_of, map_leaves, to_device
+from paceline.data.reading.nest import is_pinned, leaves_of, map_leaves, to_device
 from paceline.data.reading.transform import Transformed
 from paceline.errors import ConfigError
 from paceline.world.world import World
@@ -81,14 +81,6 @@ def test_objects_that_copy_themselves_are_asked_to():
 def test_a_nest_without_tensors_needs_no_copy():
     assert is_pinned({"name": "a", "numbers": [1, 2]})
     assert map_leaves(str, {"a": (1, [2])}) == {"a": ("1", ["2"])}
-
-
-def test_a_sample_is_described_by_types_and_shapes():
-    sample = {"ids": torch.zeros(3, 4), "labels": [1, 2], "pair": (1.0, "x"), "none": []}
-    assert (
-        describe(sample)
-        == "{ids: Tensor[3, 4], labels: list of 2 int, pair: (float, str), none: empty list}"
-    )
 
 
 class Sentences(Dataset):

@@ -104,5 +104,7 @@ def test_windows_epochs_and_seeds_differ():
     first, again, other = (order.at(numpy.arange(4000), *key) for key in ((1, 0), (1, 1), (2, 0)))
     assert (first != again).mean() > 0.9
     assert (first != other).mean() > 0.9
+    for rows in (again % 100, other % 100):  # of the blocks, so inside the windows, too
+        assert (first % 100 != rows).mean() > 0.9
     mixed = [numpy.argsort(first[begin : begin + 400]).tolist() for begin in range(0, 4000, 400)]
     assert len({tuple(one) for one in mixed}) == 10

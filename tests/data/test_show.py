@@ -15,10 +15,8 @@ from paceline.data.shards.index import Column
 from paceline.data.shards.show import (
     Preview,
     _numbers,
-    draw,
     preview_of,
     read_sample,
-    summarize,
 )
 from paceline.errors import ConfigError, DataError
 from support import packable
@@ -51,21 +49,6 @@ def test_a_text_is_decoded(kind: str, source: Path, tmp_path: Path, monkeypatch)
 
 def find_nothing(name: str) -> None:
     raise ModuleNotFoundError(name)
-
-
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        (numpy.array(3.14159), "3.142"),
-        (numpy.array([True, False]), "True False"),
-        (numpy.array([], dtype="int8"), "empty"),
-        (numpy.array([1 + 2j] * 13), "1+2j " * 5 + "1+2j … " + "1+2j " * 5 + "1+2j  ([13])"),
-    ],
-)
-def test_numbers_are_summarized(value, words: str, tmp_path: Path) -> None:
-    assert summarize(value) == words
-    pack_samples([{"x": b"\xff\0\x80"}], tmp_path / "out")  # neither text nor image
-    assert shown(tmp_path / "out")["x"].words == "255 0 128"
 
 
 @pytest.mark.parametrize("kind", [packable.images, packable.grey_images, packable.image_files])
@@ -112,20 +95,6 @@ def test_a_damaged_shard_is_not_shown(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(DataError, match="00000.safetensors"):
         shown(tmp_path / "out")
-
-
-@pytest.mark.parametrize("colours", ["none", "24-bit"])
-@pytest.mark.parametrize(
-    ("height", "width", "room", "lines", "columns"),
-    [(100, 100, 30, 13, 25), (5, 7, 80, 3, 7), (4, 400, 80, 1, 80), (400, 4, 80, 40, 1)],
-)
-def test_a_picture_is_drawn_two_rows_a_line_and_as_small_as_it_must(
-    colours, height: int, width: int, room: int, lines: int, columns: int
-) -> None:
-    drawn = draw(numpy.full((height, width, 3), 255, dtype="uint8"), room, colours)
-    plain = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in drawn]
-    assert (len(plain), max(map(len, plain))) == (lines, columns)
-    assert (plain != drawn) == (colours != "none")
 
 
 def test_types_that_numpy_does_not_have_are_shown_as_something_near() -> None:

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from paceline.checkpoint.restore import newest_good, read_tensors
 from paceline.checkpoint.save import Saver
 from paceline.checkpoint.staging import DTYPES
 from paceline.checkpoint.storage import Storage
+from paceline.errors import EnvironmentUnfit
 from paceline.world.world import World
 
 SHAPES: list[tuple[int, ...]] = [(), (0,), (1,), (3, 5), (2, 0, 4), (7, 1, 2)]
@@ -70,6 +72,25 @@ def save(storage: Storage, step: int, tensors: dict[str, Tensor], **more: Any) -
     saver.save(tensors, draft(step, **more))
     saver.close()
     return saver.finished()
+
+
+def save_all(storage: Storage, steps: tuple[int, ...], **options: Any) -> None:
+    """Save some steps in a world of one, one after the other."""
+    saver = new_saver(storage, **options)
+    for step in steps:
+        saver.save(tensors_of(step), draft(step))
+    saver.close()
+    assert [done.manifest.step for done in saver.finished()] == list(steps)
+
+
+def failed_save(storage: Storage, step: int = 1) -> EnvironmentUnfit:
+    """Return the error of a save that fails."""
+    saver = new_saver(storage)
+    saver.save(tensors_of(step), draft(step))
+    saver.close()
+    with pytest.raises(EnvironmentUnfit) as caught:
+        saver.finished()
+    return caught.value
 
 
 def restore(
