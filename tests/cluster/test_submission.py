@@ -10,8 +10,9 @@ import pytest
 
 from paceline.cluster.container import Container
 from paceline.cluster.profile import ClusterProfile
+from paceline.cluster.slurm import run_command
 from paceline.cluster.submission import SubmitRequest, prepare
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, EnvironmentUnfit
 from paceline.launch.spec import module, script
 
 
@@ -87,3 +88,24 @@ def test_preparing_writes_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     assert prepared.log == f"{tmp_path}/runs/toy/jobs/%j.log"
     assert prepare(request("name=50%j"), tmp_path).log.endswith("/runs/50%%j/jobs/%j.log")
+
+
+@pytest.mark.parametrize(
+    ("said", "option"),
+    [
+        ("Invalid account or account/partition combination specified", "--account"),
+        ("invalid partition specified: nowhere", "--partition"),
+        ("Invalid feature specification", "--constraint"),
+        ("Requested node configuration is not available", "--gpus-per-node"),
+    ],
+)
+def test_what_slurm_refuses_has_a_fix(tmp_path: Path, monkeypatch, said: str, option: str) -> None:
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text(
+        f"#!/bin/sh\necho 'sbatch: error: Batch job submission failed: {said}' >&2; exit 1\n"
+    )
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(EnvironmentUnfit, match=said) as caught:
+        run_command("sbatch", "job.sh")
+    assert option in caught.value.fix
