@@ -1,4 +1,4 @@
-"""Generate what comes from the code: in docs/ verbs, settings, API, events, files, lessons, guides, drawings; the table of the shells' completion (`make reference`).
+"""Generate what comes from the code: in docs/ verbs, settings, API, events, files, lessons, guides, drawings; the table of the shells' completion; the help texts that tests compare (`make reference`).
 
 `--check` writes nothing and exits with 1 if a page is stale. Works without torch.
 """
@@ -14,6 +14,7 @@ from completion import completion_table
 from drawing import draw
 from events import events_table
 from figures import figure_files
+from help_texts import help_texts
 from lists import lessons_tables, situations_table
 from modules import files_page
 from picture import picture
@@ -38,6 +39,7 @@ def pages() -> dict[Path, str]:
         DOCS / "json.md": with_part(DOCS / "json.md", events_table()),
         DOCS / "index.md": with_part(DOCS / "index.md", situations_table()),
         ROOT / "src" / "paceline" / "cli" / "completion.json": completion_table(),
+        ROOT / "tests" / "cli" / "help.txt": help_texts(),
         **badge_files(ROOT),
         **figure_files(DOCS / "images" / "course"),
         DOCS / "images" / "contract.svg": draw(),

@@ -124,38 +124,19 @@ def test_a_file_of_a_plain_script_keeps_weights_optimizer_state_and_step(
 def test_a_bare_state_dict_starts_at_step_0(ckpt: Callable[..., Done]) -> None:
     model, _ = trained()
     torch.save(model.state_dict(), "net.pt")
-    done = ckpt("import", "net.pt", "elsewhere/net", "--json")
-    assert json.loads(done.out) == {
-        "source": "net.pt",
-        "layout": "state dict",
-        "where": "elsewhere/net/checkpoints/step-000000000",
-        "step": 0,
-        "weights": 10,
-        "size_bytes": json.loads(done.out)["size_bytes"],
-        "prefix": "",
-        "optimizer_state": [],
-        "left_out": "",
-        "learning_rate": None,
-        "schedulers": 0,
-        "epochs": 0,
-        "ignored": [],
-    }
+    told = json.loads(ckpt("import", "net.pt", "elsewhere/net", "--json").out)
+    assert (told["layout"], told["step"], told["weights"]) == ("state dict", 0, 10)
+    assert told["where"] == "elsewhere/net/checkpoints/step-000000000"
+    assert (told["optimizer_state"], told["learning_rate"], told["epochs"]) == ([], None, 0)
     assert contents("elsewhere/net").keys() == {f"model.{name}" for name in model.state_dict()}
 
 
 def test_a_lightning_checkpoint_loses_the_prefix_of_its_module(ckpt: Callable[..., Done]) -> None:
     model, optimizer = trained()
     weights = {f"model._orig_mod.{name}": value for name, value in model.state_dict().items()}
-    saved = {
-        "epoch": 0,
-        "global_step": 3,
-        "pytorch-lightning_version": "2.5.0",
-        "state_dict": weights,
-        "loops": {},
-        "callbacks": {},
-        "optimizer_states": [optimizer.state_dict()],
-        "lr_schedulers": [],
-    }
+    saved = {"epoch": 0, "global_step": 3, "pytorch-lightning_version": "2.5.0", "loops": {}}
+    saved |= {"state_dict": weights, "callbacks": {}, "lr_schedulers": []}
+    saved["optimizer_states"] = [optimizer.state_dict()]
     torch.save(saved, "last.ckpt")
     done = ckpt("import", "last.ckpt", "runs/net")
     assert "last.ckpt (Lightning checkpoint)\n" in done.out
@@ -217,8 +198,7 @@ def test_weights_alone_start_a_new_training(ckpt: Callable[..., Done]) -> None:
 def test_the_snapshot_of_the_tutorial_counts_epochs(ckpt: Callable[..., Done]) -> None:
     model, _ = trained()
     torch.save({"MODEL_STATE": model.state_dict(), "EPOCHS_RUN": 10}, "snapshot.pt")
-    done = ckpt("import", "snapshot.pt", "runs/net")
-    assert "step: that after 10 epochs, from EPOCHS_RUN in the file\n" in done.out
+    assert "after 10 epochs" in ckpt("import", "snapshot.pt", "runs/net").out
     assert contents().keys() == {f"model.{name}" for name in model.state_dict()}
 
 
@@ -282,8 +262,7 @@ def test_a_hostile_pickle_is_refused_and_never_executed(
     torch.save(saved, "net.pt", _use_new_zipfile_serialization=zipped)
     done = ckpt("import", "net.pt", "runs/net")
     assert done.code == 3
-    assert "net.pt contains posix.mkdir, which only unrestricted unpickling can load" in done.err
-    assert "fix: if you trust the file, load it yourself" in done.err
+    assert "posix.mkdir" in done.err
     assert not Path("executed").exists()
     assert not Path("runs").exists()
     torch.load("net.pt", weights_only=False)
@@ -316,14 +295,6 @@ def make_truncated_safetensors(folder: Path) -> None:
     os.truncate(folder / "source.safetensors", 2000)
 
 
-def make_text(folder: Path) -> None:
-    (folder / "source").write_text("weights")
-
-
-def make_empty_folder(folder: Path) -> None:
-    (folder / "source").mkdir()
-
-
 def make_dcp(folder: Path) -> None:
     (folder / "source" / "model_0").mkdir(parents=True)
     (folder / "source" / "model_0" / ".metadata").write_bytes(b"\x80")
@@ -346,50 +317,42 @@ def make_incomplete_shard(folder: Path) -> None:
     save_file({"first.bias": torch.zeros(4)}, shard)
 
 
-def make_module(folder: Path) -> None:
-    torch.save(Net(), folder / "source")
+def saved(value: Any) -> Callable[[Path], None]:
+    return lambda folder: torch.save(value, folder / "source")
 
 
-def make_no_weights(folder: Path) -> None:
-    torch.save({"args": {"lr": 1}, "epoch": 3}, folder / "source")
+def empty_folder(folder: Path) -> None:
+    (folder / "source").mkdir()
 
 
-def make_mixed(folder: Path) -> None:
-    torch.save({"model": {"a": torch.zeros(1), "b": "text"}}, folder / "source")
+REFUSED: dict[str, tuple[Callable[[Path], None], str, list[str]]] = {
+    "truncated": (make_truncated, "source", ["cannot read source", "copy the file again"]),
+    "truncated safetensors": (make_truncated_safetensors, "source.safetensors", ["tensors end", "copy the file again"]),
+    "a text": (lambda folder: (folder / "source").write_text("weights"), "source", ["cannot read source", "copy the file again"]),
+    "an empty folder": (empty_folder, "source", ["source", "model.safetensors"]),
+    "DCP": (make_dcp, "source", ["source/model_0", "format_utils dcp_to_torch source/model_0"]),
+    "a missing shard": (make_missing_shard, "source", ["model-00002-of-00002.safetensors", "copy them"]),
+    "a wrong index": (make_wrong_index, "source", ["'../secret.safetensors'", "save_pretrained"]),
+    "an incomplete shard": (make_incomplete_shard, "source", ["model-00001-of-00002.safetensors", "first.weight"]),
+    "a module": (saved(Net()), "source", [".Net, ", '{"model": model.state_dict()']),
+    "no weights": (saved({"args": {"lr": 1}, "epoch": 3}), "source", ["args, epoch", '{"model": model.state_dict()']),
+    "no tensor": (saved({"model": {"a": torch.zeros(1), "b": "text"}}), "source", ["b in the state dict", "str"]),
+    "nothing": (empty_folder, "nowhere", ["nowhere", "check the path"]),
+}  # fmt: skip
 
 
-REFUSED: list[tuple[Callable[[Path], None], str, str, str]] = [
-    (make_truncated, "source", "cannot read source: PytorchStreamReader failed", "copy the file again"),
-    (make_truncated_safetensors, "source.safetensors", "it is not a safetensors file (tensors end", "copy the file again"),
-    (make_text, "source", "cannot read source: it is not a complete torch.save file", "copy the file again"),
-    (make_empty_folder, "source", "there are no weights in source: no model.safetensors", "name the file"),
-    (make_dcp, "source", "source/model_0 is a distributed checkpoint (DCP)", "format_utils dcp_to_torch source/model_0"),
-    (make_missing_shard, "source", "names files that are missing: model-00002-of-00002.safetensors", "copy them"),
-    (make_wrong_index, "source", "names '../secret.safetensors', not a safetensors file beside it", "save_pretrained"),
-    (make_incomplete_shard, "source", "model-00001-of-00002.safetensors does not contain first.weight", "copy all files"),
-    (make_module, "source", ".Net, which only unrestricted unpickling can load", '{"model": model.state_dict()'),
-    (make_no_weights, "source", "source has no weights under its keys args, epoch", '{"model": model.state_dict()'),
-    (make_mixed, "source", "b in the state dict of source is a str, not a tensor", "remove it"),
-    (make_empty_folder, "nowhere", "there is no file or folder nowhere", "check the path"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("make", "source", "problem", "fix"), REFUSED, ids=[case[2] for case in REFUSED]
-)
+@pytest.mark.parametrize(("make", "source", "parts"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_imported_is_named(
     ckpt: Callable[..., Done],
     tmp_path: Path,
     make: Callable[[Path], None],
     source: str,
-    problem: str,
-    fix: str,
+    parts: list[str],
 ) -> None:
     make(tmp_path)
     done = ckpt("import", source, "runs/net")
     assert done.code in {2, 3}
-    assert problem in done.err
-    assert fix in done.err.partition("fix: ")[2]
+    assert [part for part in [*parts, "\n  fix: "] if part not in done.err] == [], done.err
     assert not (tmp_path / "runs").exists()
 
 
@@ -398,12 +361,11 @@ def test_a_run_with_checkpoints_is_never_changed(ckpt: Callable[..., Done]) -> N
     assert ckpt("import", "net.safetensors", "runs/net").code == 0
     done = ckpt("import", "net.safetensors", "runs/net", "--step", "5")
     assert done.code == 2
-    assert "runs/net has checkpoints already; the newest is of step 0" in done.err
-    assert "fix: import into a new run" in done.err
+    assert "runs/net" in done.err and "step 0" in done.err and "a new run" in done.err
     for words, problem in [
-        (["runs/net/checkpoints"], "runs/net/checkpoints is not the folder of a run"),
-        (["runs/new", "--step", "-1"], "--step must be at least 0, got -1"),
-        (["runs/new", "--strip-prefix", "b."], "no weight has the prefix b.: a"),
+        (["runs/net/checkpoints"], "runs/net/checkpoints"),
+        (["runs/new", "--step", "-1"], "got -1"),
+        (["runs/new", "--strip-prefix", "b."], "prefix b.: a"),
     ]:
         done = ckpt("import", "net.safetensors", *words)
         assert (done.code, problem in done.err) == (2, True), done

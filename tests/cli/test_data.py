@@ -50,20 +50,14 @@ def packed(data: Callable[..., Done]) -> Callable[..., Done]:
     return data
 
 
-def test_a_pack_ends_with_a_sentence(data: Callable[..., Done]) -> None:
-    done = data("pack", "x.npz", "--to", "out", "--shard", "0.288kB", "--workers", 1)
+def test_a_pack_ends_with_a_sentence_and_says_the_same_as_json(data: Callable[..., Done]) -> None:
+    pack = ("pack", "x.npz", "--workers", 1, "--to")
+    done = data(*pack, "out", "--shard", "0.288kB")
     assert (done.code, done.err) == (0, "")
-    assert re.fullmatch(
-        r"out: 12 samples of image, label in 3 shards, [\d.]+ kB, in \d+\.\d s\n", done.out
-    )
-
-
-def test_a_pack_says_the_same_as_json(data: Callable[..., Done]) -> None:
-    done = data(
-        "pack", "x.npz", "--to", "out", "--workers", 1, "--columns", "label,image", "--json"
-    )
-    told = json.loads(done.out)
-    assert (told["where"], told["samples"], told["shards"]) == ("out", 12, 1)
+    said = r"out: 12 samples of image, label in 3 shards, [\d.]+ kB, in \d+\.\d s\n"
+    assert re.fullmatch(said, done.out)
+    told = json.loads(data(*pack, "one", "--columns", "label,image", "--json").out)
+    assert (told["where"], told["samples"], told["shards"]) == ("one", 12, 1)
     assert [column["name"] for column in told["columns"]] == ["label", "image"]
 
 
@@ -73,15 +67,10 @@ def test_every_option_reaches_the_packer(data: Callable[..., Done], folder: Path
     (folder / "in" / "cats").mkdir(parents=True)
     Image.fromarray(IMAGES[0]).save(folder / "in" / "cats" / "0.png")
     told = json.loads(data("pack", "in", "--to", "a", "--size", "5x4", "--grey", "--json").out)
-    assert told["columns"][0] == {
-        "name": "image",
-        "type": "uint8",
-        "shape": [5, 4],
-        "varying": False,
-    }
-    told = json.loads(
-        data("pack", "x.txt", "--to", "b", "--as", "characters", "--length", "3", "--json").out
-    )
+    image = {"name": "image", "type": "uint8", "shape": [5, 4], "varying": False}
+    assert told["columns"][0] == image
+    letters = ("--as", "characters", "--length", "3", "--json")
+    told = json.loads(data("pack", "x.txt", "--to", "b", *letters).out)
     assert (told["columns"][0]["shape"], told["about"]["text"]) == ([4], "characters")
     told = json.loads(data("pack", "x.txt", "--to", "c", "--train-tokenizer", "260", "--json").out)
     assert told["about"]["text"] == "tokens"
@@ -129,13 +118,7 @@ def test_show_says_what_is_inside_with_samples(packed: Callable[..., Done]) -> N
     assert [line for line in lines if line.startswith(("sample", "  label:"))] == [
         "sample 0", "  label: 0", "sample 11", "  label: 2",
     ]  # fmt: skip
-    picture = lines.index("sample 11") + 2
-    assert lines[picture : picture + 4] == [
-        "    ==++***#",
-        "    ++***##%",
-        "    ***##%%%",
-        "    *##%%%@@",
-    ]
+    assert lines[lines.index("sample 11") + 2] == "    ==++***#"
     told = json.loads(packed("show", "out", "--sample", "5", "--json").out)
     assert (told["shown"]["5"]["label"], told["samples_per_shard"]) == ("2", 4)
 
@@ -146,17 +129,11 @@ def test_show_says_how_an_hdf5_file_is_laid_out_and_what_it_costs(
     with h5py.File(folder / "x.h5", "w") as file:
         file.create_dataset("image", (640, 64, 64), "uint8", chunks=(64, 8, 8))
     told = data("show", "x.h5").out
-    assert told.startswith(
-        "image: 640 samples of uint8 (64, 64), chunks (64, 8, 8) of 4.1 kB, one sample in 64 of them"
-    )
-    assert "  cost: one sample lies in 64 chunks" in told
-    assert "  fix: `paceline data pack x.h5 --to FOLDER`" in told
+    for part in ("640 samples", "chunks (64, 8, 8)", "`paceline data pack x.h5 --to FOLDER`"):
+        assert part in told
     (dataset,) = json.loads(data("show", "x.h5", "--json").out)["datasets"]
-    assert (dataset["rows"], dataset["chunk"], dataset["problems"][0]["here"]) == (
-        640,
-        [64, 8, 8],
-        True,
-    )
+    found = dataset["rows"], dataset["chunk"], dataset["problems"][0]["here"]
+    assert found == (640, [64, 8, 8], True)
 
 
 def test_a_text_that_is_shown_orders_the_terminal_nothing(data: Callable[..., Done]) -> None:
@@ -164,35 +141,13 @@ def test_a_text_that_is_shown_orders_the_terminal_nothing(data: Callable[..., Do
     assert "  tokens: To be, or not to be. \n" in data("show", "out").out
 
 
-@pytest.mark.parametrize(
-    ("words", "problem", "fix"),
-    [
-        ([], "paceline data needs an action: pack, check, show, get, bench", "see `paceline data --help`"),
-        (["pack", "x.npz", "--to", "out", "--shard", "big"], "--shard 'big' is not a size", "for example: --shard 32MB"),
-        (["pack", "x.npz", "--to", "out", "--shard", "0"], "--shard '0' is not a size", "for example"),
-        (["pack", "x.npz", "--to", "out", "--workers", "-1"], "--workers must be at least 0, got -1", "remove it"),
-        (["pack", "x.npz", "--to", "out", "--size", "28"], "--size '28' is not a height and a width", "give both, as in --size 28x28"),
-        (["pack", "x.npz", "--to", "out", "--size", "28x28"], "--size does not apply to arrays", "remove it"),
-        (["pack", "x.npz", "--to", "out", "--colums", "image"], "there is no option --colums", "did you mean --columns?"),
-        (["show", "out", "--sample", "first"], "--sample 'first' is not a list of sample indices", "for example: --sample 0,5"),
-        (["show", "out", "extra"], "unexpected argument 'extra'", "paceline data show DATASET [options]"),
-    ],
-)  # fmt: skip
-def test_bad_usage_is_refused_with_its_fix(
-    data: Callable[..., Done], words, problem: str, fix: str
-) -> None:
-    done = data(*words)
+def test_bad_usage_that_its_files_show_is_refused_with_its_fix(data: Callable[..., Done]) -> None:
+    done = data("pack", "x.npz", "--to", "out", "--size", "28x28")
     assert (done.code, done.out) == (2, "")
-    assert problem in done.err
-    assert f"\n  fix: {fix}" in done.err
-
-
-def test_what_is_not_there_is_refused_as_unfit(data: Callable[..., Done]) -> None:
-    for words in (["pack", "y.npz", "--to", "out"], ["show", "out"]):
-        done = data(*words)
-        assert (done.code, done.out) == (3, "")
-        assert "\n  fix: " in done.err
-    assert "did you mean x.npz?" in data("pack", "y.npz", "--to", "out").err
+    assert "--size" in done.err and "\n  fix: remove it" in done.err
+    done = data("show", "out", "--sample", "first")
+    assert done.code == 2
+    assert "--sample 'first'" in done.err and "--sample 0,5" in done.err
 
 
 def test_packing_checking_and_showing_need_no_torch_and_other_verbs_no_numpy(folder: Path) -> None:
@@ -213,19 +168,8 @@ assert "torch" not in sys.modules
 
 def test_an_interrupted_pack_says_how_to_go_on_and_leaves_no_worker(folder: Path) -> None:
     numpy.save(folder / "y.npy", numpy.zeros((2_000, 50)))
-    with started(
-        "data",
-        "pack",
-        "y.npy",
-        "--to",
-        "out",
-        "--shard",
-        "400",
-        "--workers",
-        "2",
-        folder=folder,
-        cold=True,
-    ) as running:
+    words = ("data", "pack", "y.npy", "--to", "out", "--shard", "400", "--workers", "2")
+    with started(*words, folder=folder, cold=True) as running:
         while not (folder / "out" / "00003.safetensors").exists():
             assert running.process.poll() is None
             time.sleep(0.01)
@@ -237,15 +181,11 @@ def test_an_interrupted_pack_says_how_to_go_on_and_leaves_no_worker(folder: Path
 
 
 def test_on_a_terminal_there_is_a_bar_and_pictures_have_colours(folder: Path) -> None:
-    with in_terminal(
-        "data", "pack", "x.npz", "--to", "out", "--shard", "288", "--workers", "1", folder=folder
-    ) as screen:
+    words = ("data", "pack", "x.npz", "--to", "out", "--shard", "288", "--workers", "1")
+    with in_terminal(*words, folder=folder) as screen:
         assert screen.wait() == 0
-        assert "━━━━━━━━················ packing shards 1/3" in screen.written
-        assert (
-            screen.written.splitlines()[-1].startswith("out: 12 samples")
-            or " \rout: 12 samples" in screen.written
-        )
+        assert "packing shards 1/3" in screen.written
+        assert "\rout: 12 samples" in screen.written.replace("\n", "\r")
     for env, mark in (
         ({"COLORTERM": "truecolor"}, "\x1b[38;2;0;0;0;48;2;10;10;10m▀"),
         ({"COLORTERM": ""}, "\x1b[38;5;232;48;5;232m▀"),

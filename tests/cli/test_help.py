@@ -2,140 +2,184 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from paceline.measure.bench_plan import OPERATIONS
-from paceline.recipes import RECIPES
+from paceline.cli.commands import COMMANDS
+from paceline.cli.main import run_verb
+from paceline.config import RunConfig
+from paceline.config.help import settings_help
 from support.program import Done, paceline
 from support.terminal import in_terminal
 
-TORCH_IMPORT = re.compile(r"^import time:.*\|\s+torch\b", re.MULTILINE)
-ANY_IMPORT = re.compile(r"^import time:.*\n", re.MULTILINE)
-CODES = "Exit codes: 0 ok, 1 failed or check negative"
+STORED = dict(
+    re.findall(
+        r"^\$ ([^\n]+)\n(.*?)(?=^\$ |\Z)",
+        Path(__file__).with_name("help.txt").read_text(encoding="utf-8"),
+        re.DOTALL | re.MULTILINE,
+    )
+)
+"""The help texts by command line, as `make reference` writes them."""
+TYPE_ALL = """
+import contextlib, io, json, shlex, sys
+from paceline.cli.main import run_verb
+found = []
+for line in json.loads(sys.argv[1]):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = run_verb(shlex.split(line))
+    found.append([code, out.getvalue(), err.getvalue()])
+    assert "torch" not in sys.modules, line
+print(json.dumps(found))
+"""
 
 
-def without_torch(*words: str, folder: Path) -> Done:
-    """Run a command, see that it imports no torch, and return it without the list of imports."""
-    done = paceline(*words, folder=folder, options=("-X", "importtime"))
-    assert ANY_IMPORT.search(done.err)
-    assert not TORCH_IMPORT.search(done.err)
-    return Done(done.code, " ".join(done.out.split()), ANY_IMPORT.sub("", done.err))
+def typed_without_torch(lines: list[str], folder: Path) -> list[Done]:
+    """Type command lines in one new process, and see that none of them imports torch."""
+    command = [sys.executable, "-c", TYPE_ALL, json.dumps(lines)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    return [Done(*each) for each in json.loads(done.stdout)]
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--help"], ["Train:", "train", "run", "Check:", "verify", CODES, "Examples:"]),
-        (["-h"], ["Data and models:", CODES]),
-        (["help"], ["Learn:", CODES]),
-        (["--version"], ["paceline 0."]),
-        (["init", "--help"], ["usage: paceline init [FILE|FOLDER] [options]", "--from LIBRARY", "torchrun, accelerate, lightning, fabric, hf", "--force"]),
-        (["run", "--help"], ["usage: paceline run [options] SCRIPT [ARGUMENT ...]", "-n, --ranks N"]),
-        (["help", "run"], ["usage: paceline run [options] SCRIPT [ARGUMENT ...]", "restart at most n times"]),
-        (["verify", "--help"], ["--worlds", "--steps", "--json"]),
-        (["ckpt", "--help"], ["list", "check", "export", "import"]),
-        (["ckpt", "list", "--help"], ["usage: paceline ckpt list [RUN] [options]", "--step", "--json"]),
-        (["help", "ckpt", "export"], ["[RUN] OUT", "--as safetensors|gpt2", "--step", "--json", "--force"]),
-        (["data", "get", "-h"], ["usage: paceline data get NAME", "--to FOLDER"]),
-        (["report", "--help"], ["[RUN ...]", "--to", "--runs", "--json", "--open"]),
-        (["help", "watch"], ["usage: paceline watch [RUN|JOBID] [options]"]),
-        (["help", "rm"], ["usage: paceline rm RUN ... [options]", "--yes"]),
-        (["help", "completion"], ["usage: paceline completion SHELL", "source <(paceline completion bash)"]),
-        (
-            ["sample", "--help"],
-            ["RUN --prompt TEXT", "--length", "--count", "--temperature", "--top-k", "--seed", "--step", "--json"],
-        ),
-        (["doctor", "--help"], ["JOB.sh", "--nodes", "--quick", "--startup", "--pack", "--json"]),
-        (["bench", "--help"], [*OPERATIONS, "--sizes"]),
-        (["train", "--help"], [*RECIPES, "-n, --ranks N"]),
-    ],
-)  # fmt: skip
-def test_help_is_given_with_exit_code_0(tmp_path: Path, words: list[str], said: list[str]) -> None:
-    done = without_torch(*words, folder=tmp_path)
-    assert (done.code, done.err) == (0, "")
-    text = done.out.lower()
-    assert [part for part in said if part.lower() not in text] == []
-    assert (CODES in done.out) == (CODES in said)  # exit codes are shown once, by the program
-
-
-@pytest.mark.parametrize(
-    ("words", "problem", "fix"),
-    [
-        (["trian", "toy"], "there is no verb 'trian'", "fix: did you mean train?"),
-        (["help", "wacth"], "there is no verb 'wacth'", "fix: did you mean watch?"),
-        (["help", "ckpt", "exprot"], "paceline ckpt has no action 'exprot'", "fix: did you mean export?"),
-        (["qqq"], "there is no verb 'qqq'", "fix: use one of: "),
-        (["--hepl"], "there is no option '--hepl'", "fix: did you mean --help?"),
-        (["run"], "SCRIPT is missing", "fix: paceline run [options] SCRIPT [ARGUMENT ...]"),
-        (["run", "-n", "3:2", "there.py"], "-n 3:2 is no range: it begins with the fewest ranks", "fix: give the fewest ranks first: -n 2:4"),
-        (["run", "."], ". is a folder, not a script", "fix: name the script in it: train.py"),
-        (["run", "-n", "two", "there.py"], "-n 'two' is not a number of ranks", "fix: give a number (-n 4) or a range (-n 2:4)"),
-        (["run", "-n", "0", "there.py"], "the number of ranks must be at least 1, got 0", "fix: set -n 1 or more"),
-        (["run", "--rank", "2", "there.py"], "there is no option --rank", "fix: did you mean --ranks?"),
-        (["run", "theer.py"], "script theer.py does not exist", "fix: did you mean there.py?"),
-        (["run", "nowhere/there.py"], "script nowhere/there.py does not exist", "fix: check the path"),
-        (["train"], "RECIPE is missing", "fix: use one of: "),
-        (["train", "mnits"], "there is no recipe 'mnits'", "fix: did you mean mnist?"),
-        (["ckpt"], "paceline ckpt needs an action: list, check, export, import", "fix: see `paceline ckpt --help`"),
-        (["ckpt", "lsit", "there.py"], "paceline ckpt has no action 'lsit'", "fix: did you mean list?"),
-        (["ckpt", "list"], "there are no runs in ", "fix: name a run or its folder, start one with"),
-        (["ckpt", "list", "nowhere"], "there is no run nowhere", "fix: check the path, or give an address"),
-        (["sample"], "RUN is missing", "fix: paceline sample RUN --prompt TEXT [options]"),
-        (["sample", "runs/gpt"], "--prompt is missing", "fix: paceline sample RUN --prompt TEXT [options]"),
-        (["sample", "runs/gpt", "--prompt", ""], "--prompt is empty", "fix: give the text to continue"),
-        (["verify", "theer.py"], "script theer.py does not exist", "fix: did you mean there.py?"),
-        (["verify", "--worlds", "1", "there.py"], "--worlds '1' is not a list of different world sizes", "fix: give at least two, such as --worlds 1,2,4"),
-        (["verify", "--worlds", "0,2", "there.py"], "--worlds '0,2' is not a list of different world sizes", "fix: give at least two"),
-        (["verify", "--worlds", "1;2", "there.py"], "--worlds '1;2' is not a list of different world sizes", "fix: give at least two"),
-        (["bench", "--ops", "all-recude"], "--ops: unknown operation 'all-recude'", "fix: did you mean all-reduce?"),
-        (["bench", "--sizes", "1KiB:3x"], "--sizes: '3x' is not a size", "fix: give sizes such as 4kB, 1MiB"),
-        (["bench", "--sizes", "1MiB:1KiB"], "--sizes 1MiB:1KiB: the first size is larger than the last", "fix: swap them"),
-        (["bench", "-n", "0"], "the number of ranks must be at least 1, got 0", "fix: set -n 1 or more"),
-        (["scale", "theer.py"], "script theer.py does not exist", "fix: did you mean there.py?"),
-        (["scale", "--worlds", "0,2", "there.py"], "--worlds '0,2' is not a list of different world sizes", "fix: give at least two"),
-        (["scale", "--rounds", "0", "there.py"], "--rounds must be at least 1, got 0", "fix: give --rounds 1 or more"),
-        (["verify", "--steps", "few", "there.py"], "--steps must be a whole number, got 'few'", "fix: for example: --steps 4"),
-        (["verify", "--steps"], "--steps needs a value", "fix: see `paceline verify --help`"),
-        (["bench", "--device", "gpu"], "--device must be one of auto, cpu, cuda; got 'gpu'", "fix: did you mean cuda?"),
-        (["jobs", "--al"], "there is no option --al", "fix: did you mean --all?"),
-        (["jobs", "all"], "unexpected argument 'all'", "fix: paceline jobs [options]"),
-        (["submit", "--print", "--json", "there.py"], "--print and --json exclude each other", "fix: give one of them"),
-        (["lesson", "4", "--show", "--try"], "--show and --try exclude each other", "fix: give one of them"),
-    ],
-)  # fmt: skip
-def test_bad_usage_is_refused_with_its_fix_and_exit_code_2(
-    tmp_path: Path, words: list[str], problem: str, fix: str
+def test_every_help_is_the_stored_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    names = [*COMMANDS, *(f"{verb} {action}" for verb in COMMANDS for action in COMMANDS[verb].actions)]  # fmt: skip
+    lines = ["--help", *(f"{name} --help" for name in names)]
+    assert {*STORED} == {f"paceline {line}" for line in lines} | {"python train.py --help"}
+    for done, line in zip(typed_without_torch(lines, tmp_path), lines, strict=True):
+        assert done == Done(0, STORED[f"paceline {line}"].rstrip("\n") + "\n", ""), line
+    stored = STORED["python train.py --help"].rstrip("\n")
+    assert settings_help(RunConfig, "train.py") == stored
+    for same in (["-h"], ["help"], []):
+        assert run_verb(same) == (0 if same else 2)  # no words at all are bad usage
+        assert capsys.readouterr().out.rstrip("\n") == STORED["paceline --help"].rstrip("\n")
+    assert run_verb(["help", "ckpt", "list"]) == 0
+    assert capsys.readouterr().out.startswith("usage: paceline ckpt list [RUN]")
+
+
+MISTAKES = {
+    # what is typed: what the refusal names, and its fix
+    "trian toy": ["'trian'", "train?"],
+    "help wacth": ["'wacth'", "watch?"],
+    "help ckpt exprot": ["'exprot'", "export?"],
+    "qqq": ["'qqq'", "use one of: "],
+    "--hepl": ["'--hepl'", "--help?"],
+    "run": ["SCRIPT", "paceline run [options] SCRIPT"],
+    "run -n 3:2 there.py": ["-n 3:2", "-n 2:4"],
+    "run .": [". is a folder", "train.py"],
+    "run -n two there.py": ["'two'", "-n 4"],
+    "run -n 0 there.py": ["got 0", "-n 1"],
+    "run --rank 2 there.py": ["--rank", "--ranks?"],
+    "run theer.py": ["theer.py", "there.py?"],
+    "run nowhere/there.py": ["nowhere/there.py", "path"],
+    "train": ["RECIPE", "gpt, mnist, toy"],
+    "train mnits": ["'mnits'", "mnist?"],
+    "ckpt": ["list, check, export, import", "--help"],
+    "ckpt lsit there.py": ["'lsit'", "list?"],
+    "ckpt list": ["no runs in ", "name a run"],
+    "ckpt list nowhere": ["nowhere", "address"],
+    "data": ["pack, check, show, get, bench", "--help"],
+    "data pack x.npz --to out --shard big": ["--shard 'big'", "--shard 32MB"],
+    "data pack x.npz --to out --shard 0": ["--shard '0'", "--shard 32MB"],
+    "data pack x.npz --to out --workers -1": ["--workers", "-1", "remove it"],
+    "data pack x.npz --to out --size 28": ["--size '28'", "--size 28x28"],
+    "data pack x.npz --to out --colums image": ["--colums", "--columns?"],
+    "data show out extra": ["'extra'", "paceline data show DATASET [options]"],
+    "completion tcsh": ["'tcsh'", "bash, zsh, fish"],
+    "sample": ["RUN", "--prompt TEXT"],
+    "sample runs/gpt": ["--prompt", "paceline sample RUN"],
+    'sample runs/gpt --prompt ""': ["--prompt", "text"],
+    "verify theer.py": ["theer.py", "there.py?"],
+    "verify --worlds 1 there.py": ["--worlds '1'", "--worlds 1,2,4"],
+    "verify --worlds 0,2 there.py": ["--worlds '0,2'", "at least two"],
+    "verify --worlds '1;2' there.py": ["--worlds '1;2'", "at least two"],
+    "verify --steps few there.py": ["--steps", "'few'", "--steps 4"],
+    "verify --steps": ["--steps", "paceline verify --help"],
+    "bench --ops all-recude": ["'all-recude'", "all-reduce?"],
+    "bench --sizes 1KiB:3x": ["'3x'", "1MiB"],
+    "bench --sizes 1MiB:1KiB": ["1MiB:1KiB", "swap"],
+    "bench -n 0": ["got 0", "-n 1"],
+    "bench --device gpu": ["auto, cpu, cuda", "'gpu'", "cuda?"],
+    "scale --worlds 0,2 there.py": ["--worlds '0,2'", "at least two"],
+    "scale --rounds 0 there.py": ["--rounds", "got 0", "--rounds 1"],
+    "watch": ["no runs in ", "name a run"],
+    "watch run more": ["'more'", "[RUN|JOBID]"],
+    "watch run --onec": ["--onec", "--once?"],
+    "watch run --every 0": ["--every", "got 0", "--every 2"],
+    "watch run --every nan": ["--every", "got nan", "--every 2"],
+    "report": ["no runs in ", "start one"],
+    "report --open --json": ["--open and --json", "one of them"],
+    "report run --jsno": ["--jsno", "--json?"],
+    "jobs --al": ["--al", "--all?"],
+    "jobs all": ["'all'", "paceline jobs [options]"],
+    "cancel": ["run", "name a run"],
+    "submit --print --json there.py": ["--print and --json", "one of them"],
+    "init --from lightnin": ["torchrun, accelerate, lightning, fabric, hf", "'lightnin'", "lightning?"],
+    "lesson 4 --show --try": ["--show and --try", "one of them"],
+    "lesson 2 --try": ["2", "try one of 0, 1, 4"],
+    "lesson 99 --check": ["99", "a number from 0 to "],
+    "lesson --try": ["`paceline lesson` lists them"],
+    "lesson --show": ["`paceline lesson` lists them"],
+    "lesson 4 --json": ["--json", "add --check"],
+    "lesson 4 5": ["5", "give one number"],
+    "lesson 4 --all --check": ["--all", "without a number"],
+    "lesson --grades": ["--grades", "--check --all --json > ada.json"],
+    "doctor nowhere.sh": ["nowhere.sh"],
+    "doctor there.py": ["--startup there.py"],
+    "doctor large.sh": ["larger than 1 MiB"],
+    "doctor a.sh b.sh": ["'b.sh'"],
+    "doctor --node-list a": ["--node-list", "did you mean"],
+    "doctor --startup --pack x": ["exclude each other"],
+    "doctor there.py --nodes a,b": ["exclude each other"],
+    "doctor --nodes a": ["one host"],
+    "doctor --nodes 203.0.113.1,203.0.113.2": ["not one of"],
+    "doctor --nodes a,b --node 2": ["not one of"],
+    "doctor -n -1": ["-n", "got -1"],
+    "doctor --env x": ["--pack FOLDER"],
+    "doctor --pack out --env .": ["pyvenv.cfg"],
+}  # fmt: skip
+
+
+def test_bad_usage_is_refused_with_its_fix_and_exit_code_2(tmp_path: Path) -> None:
     (tmp_path / "there.py").write_text("print('started')\n")
-    done = without_torch(*words, folder=tmp_path)
-    assert (done.code, done.out) == (2, "")
-    assert problem in done.err
-    assert fix in done.err
-    assert "Traceback" not in done.err
+    (tmp_path / "large.sh").write_text("#" * (1 << 20) + "\n")
+    for line, done in zip(MISTAKES, typed_without_torch([*MISTAKES], tmp_path), strict=True):
+        assert (done.code, done.out) == (2, ""), line
+        assert [part for part in MISTAKES[line] if part not in done.err] == [], f"{line}\n{done.err}"  # fmt: skip
+        assert done.err.count("error: ") == done.err.count("\n  fix: ") == 1, line
+    assert not (tmp_path / "out").exists()
 
 
-def test_no_words_at_all_show_the_help_and_count_as_bad_usage(tmp_path: Path) -> None:
-    done = without_torch(folder=tmp_path)
-    assert done.code == 2
-    assert "Train:" in done.out
+def test_what_is_not_there_is_refused_as_unfit(tmp_path: Path) -> None:
+    (tmp_path / "x.npz").touch()
+    lines = {
+        "data pack y.npz --to out": "x.npz?",
+        "data show out": "out",
+        "doctor --nodes n[1-": "n[1-",
+    }
+    for done, part in zip(typed_without_torch([*lines], tmp_path), lines.values(), strict=True):
+        assert (done.code, done.out) == (3, "")
+        assert part in done.err and "\n  fix: " in done.err
 
 
 def test_a_launch_needs_no_torch_where_the_script_needs_none(tmp_path: Path) -> None:
     (tmp_path / "plain.py").write_text("import sys\nprint('torch' in sys.modules)\n")
-    assert without_torch("run", "plain.py", folder=tmp_path) == Done(0, "False", "")
+    assert paceline("run", "plain.py", folder=tmp_path, cold=True) == Done(0, "False\n", "")
 
 
 def test_the_help_of_a_recipe_lists_its_settings_with_their_own_words(tmp_path: Path) -> None:
     done = paceline("train", "mnist", "--help", folder=tmp_path)
-    assert done.out.startswith("usage: paceline train mnist ")
-    text = " ".join(done.out.split())
     assert (done.code, done.err) == (0, "")
-    assert "--batch.lanes" in text
-    assert "Random seed for weights, data order and augmentation." in text
-    assert "BatchNorm after each convolution, or none." in text
+    assert done.out.startswith("usage: paceline train mnist ")
+    assert "--batch.lanes" in done.out and "BatchNorm" in done.out
 
 
 def test_version_help_and_completion_import_neither_argparse_nor_rich_nor_dataclasses(
@@ -150,12 +194,10 @@ def test_version_help_and_completion_import_neither_argparse_nor_rich_nor_datacl
 
 
 def test_an_error_is_coloured_on_a_terminal_only(tmp_path: Path) -> None:
-    with in_terminal("trian", folder=tmp_path) as terminal:
-        assert terminal.wait() == 2
-    assert "\x1b[1;31merror:\x1b[0m there is no verb 'trian'" in terminal.written
-    assert "\x1b[1;36m  fix:\x1b[0m did you mean train?" in terminal.written
-    with in_terminal("trian", folder=tmp_path, env={"NO_COLOR": "1"}) as terminal:
-        assert terminal.wait() == 2
-    assert "31m" not in terminal.written
-    done = paceline("trian", folder=tmp_path)
-    assert done.err == "error: there is no verb 'trian'\n  fix: did you mean train?\n"
+    for env, coloured in (({}, True), ({"NO_COLOR": "1"}, False)):
+        with in_terminal("trian", folder=tmp_path, env=env) as terminal:
+            assert terminal.wait() == 2
+        assert ("\x1b[1;31merror:\x1b[0m" in terminal.written) == coloured
+        assert ("\x1b[1;36m  fix:\x1b[0m" in terminal.written) == coloured
+    (done,) = typed_without_torch(["trian"], tmp_path)
+    assert "\x1b" not in done.err

@@ -25,23 +25,15 @@ def digest_of(output: str) -> str:
 def test_the_script_has_the_same_bits_alone_and_on_two_ranks(tmp_path: Path) -> None:
     done = paceline("init", folder=tmp_path)
     assert (done.code, done.err) == (0, "")
-    assert done.out.startswith("wrote train.py\nchange three places: 1. the model, 2. the data, ")
-    alone = subprocess.run(
-        [sys.executable, "train.py", "steps=5", "name=alone"],
-        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT / "src")}, capture_output=True, text=True,
-    )  # fmt: skip
+    assert done.out.startswith("wrote train.py\n")
+    command = [sys.executable, "train.py", "steps=5", "name=alone"]
+    env = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    alone = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert alone.returncode == 0, alone.stderr
     both = paceline("run", "-n", "2", "train.py", "steps=5", folder=tmp_path)
     assert both.code == 0, both.err
     assert digest_of(alone.stdout) == digest_of(both.out)
     assert (tmp_path / "runs" / "train" / "events.jsonl").exists()  # named after the file
-
-
-def test_the_script_passes_verify(tmp_path: Path) -> None:
-    assert paceline("init", "digits/own.py", folder=tmp_path).code == 0
-    words = ("verify", "--worlds", "1,2", "--steps", "3", "digits/own.py")
-    done = paceline(*words, folder=tmp_path)
-    assert (done.code, done.out.splitlines()[-1]) == (0, "the same bits")
 
 
 def test_the_commands_that_it_prints_are_those_of_the_file(tmp_path: Path) -> None:
@@ -89,25 +81,16 @@ def test_an_existing_file_stays_unless_force_is_given(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("mine\n")
     done = paceline("init", folder=tmp_path)
     assert (done.code, done.out) == (2, "")
-    assert done.err == (
-        "error: train.py exists, and was not changed\n"
-        "  fix: name another file: paceline init OTHER.py, or overwrite it: paceline init --force train.py\n"
-    )
+    assert "train.py exists" in done.err
+    assert "paceline init --force train.py" in done.err
     assert (tmp_path / "train.py").read_text() == "mine\n"
     done = paceline("init", "--force", folder=tmp_path)
     assert (done.code, done.out.splitlines()[0]) == (0, "overwrote train.py")
     assert (tmp_path / "train.py").read_text() == script_text("train")
 
 
-def test_what_cannot_be_written_or_is_not_known_is_refused(tmp_path: Path) -> None:
-    done = paceline("init", "--from", "lightnin", folder=tmp_path)
-    assert (done.code, done.out) == (2, "")
-    assert (
-        "--from must be one of torchrun, accelerate, lightning, fabric, hf; got 'lightnin'"
-        in done.err
-    )
-    assert "fix: did you mean lightning?" in done.err
+def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     done = paceline("init", "file", folder=tmp_path)
     assert (done.code, done.out) == (3, "")
-    assert "cannot write file/train.py: " in done.err
+    assert "file/train.py" in done.err

@@ -187,9 +187,6 @@ def test_a_run_without_a_job_is_not_cancelled_but_the_way_is_told(
     [
         (["cancel", "4444"], "use one of: 16, 17, 18, run"),
         (["cancel", "rum"], "did you mean run?"),
-        (["cancel"], "name a run"),
-        (["cancel", "run", "--force"], "use one of: --help, --json, --runs"),
-        (["jobs", "--al"], "did you mean --all?"),
     ],
 )
 def test_bad_usage_is_refused(

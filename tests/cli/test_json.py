@@ -67,11 +67,11 @@ def test_lesson(tmp_path: Path, capsys) -> None:
     (tmp_path / "lesson_12.py").write_text("raise SystemExit(4)\n")
     graded = printed(capsys, "lesson", "12", "--check")
     assert set(graded) <= words_of("json.md", "Other verbs")
-    assert graded == {
-        "lesson": 12,
-        "passed": False,
-        "hint": "it ended with exit code 4: it printed nothing",
-    }
+    assert (graded["lesson"], graded["passed"], "exit code 4" in graded["hint"]) == (
+        12,
+        False,
+        True,
+    )
 
 
 def test_report(tmp_path: Path, capsys) -> None:
@@ -88,12 +88,10 @@ def test_report(tmp_path: Path, capsys) -> None:
 def test_hang_and_doctor(tmp_path: Path, capsys) -> None:
     runs.make_run(tmp_path / "runs" / "run", runs.started())
     assert set(printed(capsys, "hang", "run")) == keys_of("hang.md", "`paceline hang RUN`")
-    (tmp_path / "job.sh").write_text(
-        "#!/bin/bash\n#SBATCH -N 2\nsrun torchrun --nnodes 2 train.py\n"
-    )
-    assert {*keys_within(printed(capsys, "doctor", "job.sh"))} - words_of(
-        "doctor.md", "JSON"
-    ) == set()
+    text = "#!/bin/bash\n#SBATCH -N 2\nsrun torchrun --nnodes 2 train.py\n"
+    (tmp_path / "job.sh").write_text(text)
+    keys = {*keys_within(printed(capsys, "doctor", "job.sh"))}
+    assert keys - words_of("doctor.md", "JSON") == set()
 
 
 def test_every_verb_that_has_it_is_named() -> None:

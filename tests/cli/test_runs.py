@@ -40,15 +40,9 @@ def test_the_settings_of_a_run_are_written_down(folder: Path, first: Done) -> No
     digest(first)
     with (folder / "runs" / "first \u2603" / "config.toml").open("rb") as file:
         written = tomllib.load(file)
-    found = (
-        written["name"],
-        written["seed"],
-        written["steps"],
-        written["epochs"],
-        written["lr"]["base"],
-        written["batch"],
-    )
-    assert found == ("first \u2603", 7, 12, 1, 0.02, {"global_size": 32, "lanes": 3})
+    found = [written[key] for key in ("name", "seed", "steps", "epochs")]
+    assert found == ["first \u2603", 7, 12, 1]
+    assert (written["lr"]["base"], written["batch"]) == (0.02, {"global_size": 32, "lanes": 3})
 
 
 def test_a_refused_command_leaves_a_finished_run_as_it_was(folder: Path, first: Done) -> None:
@@ -71,15 +65,8 @@ def contents(run: Path) -> dict[str, bytes]:
 def test_its_config_file_starts_the_same_run_again(
     folder: Path, first: Done, ranks: str, name: str
 ) -> None:
-    again = paceline(
-        "train",
-        "toy",
-        "-n",
-        ranks,
-        "--config",
-        "runs/first \u2603/config.toml",
-        f"name={name}",
-        folder=folder,
-    )
+    file = "runs/first \u2603/config.toml"
+    words = ("toy", "-n", ranks, "--config", file, f"name={name}")
+    again = paceline("train", *words, folder=folder)
     assert digest(again) == digest(first)
     assert (folder / "runs" / name / "config.toml").is_file()

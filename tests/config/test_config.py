@@ -48,57 +48,73 @@ def test_bare_words_stand_for_the_settings_that_are_named():
     assert (found.epochs, found.checkpoint.every, found.seed) == (5, "2", 1)
 
 
-@pytest.mark.parametrize(
-    ("words", "problem", "fix"),
-    [
-        (["batch.lane=3"], "no setting 'batch.lane'", "did you mean batch.lanes?"),
-        (["sede=3"], "no setting 'sede'", "did you mean seed?"),
-        (["--batch.lane", "3"], "there is no flag --batch.lane", "did you mean --batch.lanes?"),
-        (["seed=three"], "seed must be a whole number, got 'three'", "for example: seed=4"),
-        (["exact=maybe"], "exact must be true or false, got 'maybe'", "for example: exact=true"),
-        (["lr.base=fast"], "lr.base must be a number, got 'fast'", "for example: lr.base=0.5"),
-        (
-            ["lr.rule=linaer"],
-            "lr.rule must be one of none, linear, sqrt; got 'linaer'",
-            "did you mean linear?",
-        ),
-        (["--seed", "three"], "seed must be a whole number, got 'three'", "for example: seed=4"),
-        (["--seed"], "--seed needs a value", "--help"),
-        (["batch.lanes=0"], "batch.lanes must be at least 1, got 0", "1 or more"),
-        (["batch.global_size=3"], "smaller than batch.lanes=4", "batch.lanes=3 or less"),
-        (["lr.base=-1"], "lr.base must be a number >= 0, got -1.0", "lr.base=0.001"),
-        (["epochs=0"], "epochs must be at least 1, got 0", "1 or more"),
-        (["name=a/b"], "name='a/b' is not a folder name", "without slashes"),
-        (["clip_norm=-1"], "clip_norm must be >= 0, got -1.0", "clip_norm=0"),
-        (["compression=fp16"], "exact=true cannot hold", "exact=false"),
-        (["7"], "unexpected argument '7'", "key=value"),
-        (["--config", "/nowhere.toml"], "cannot read config file", "--config"),
-    ],
-)
-def test_a_mistake_is_named_with_its_fix(words, problem, fix):
-    with pytest.raises(ConfigError) as caught:
-        read(*words)
-    assert problem in caught.value.problem
-    assert fix in caught.value.fix
+MISTAKES = {
+    # what is typed: what the refusal names, and its fix
+    "batch.lane=3": ["'batch.lane'", "batch.lanes?"],
+    "epoch=3": ["'epoch'", "epochs?"],
+    "sede=3": ["'sede'", "seed?"],
+    "--batch.lane 3": ["--batch.lane", "--batch.lanes?"],
+    "--batch.lane=3": ["--batch.lane", "--batch.lanes?"],
+    "--epoch 3": ["--epoch", "--epochs?"],
+    "seed=three": ["seed", "'three'", "seed=4"],
+    "seed=1.5": ["seed", "'1.5'", "seed=4"],
+    "--seed three": ["seed", "'three'", "seed=4"],
+    "--seed": ["--seed", "--help"],
+    "exact=maybe": ["exact", "'maybe'", "exact=true"],
+    "parallel=dpd": ["parallel", "none, ddp, fsdp", "'dpd'", "ddp?"],
+    "lr.base=fast": ["lr.base", "'fast'", "lr.base=0.5"],
+    "lr.base=-1": ["lr.base", "-1.0", "lr.base=0.001"],
+    "lr.base=nan": ["lr.base", "nan", "lr.base=0.001"],
+    "lr.rule=linaer": ["lr.rule", "none, linear, sqrt", "'linaer'", "linear?"],
+    "batch.lanes=0": ["batch.lanes", "got 0", "1 or more"],
+    "batch.global_size=3": ["batch.global_size=3", "batch.lanes=4", "batch.lanes=3 or less"],
+    "epochs=0": ["epochs", "got 0", "epochs=1 or more"],
+    "name=a/b": ["name='a/b'", "slashes"],
+    "clip_norm=-1": ["clip_norm", "-1.0", "clip_norm=0"],
+    "compression=fp16": ["compression=fp16", "exact=false"],
+    "7": ["'7'", "key=value"],
+    "seven": ["'seven'", "key=value"],
+    "--config /nowhere.toml": ["/nowhere.toml", "--config"],
+    "local_sgd.steps=4 local_sgd.replicas=3": ["batch.lanes=4", "local_sgd.replicas=3", "1, 2, 4"],
+    "local_sgd.steps=4 parallel=fsdp": ["parallel=fsdp", "local_sgd.steps=0"],
+    "local_sgd.steps=4 capture=true": ["local SGD", "capture=false"],
+    "local_sgd.steps=4 compression=powersgd": ["local SGD", "compression=bf16"],
+    "local_sgd.steps=4 precision=fp16": ["fp16", "precision=bf16"],
+    "local_sgd.outer_lr=1": ["local_sgd.outer_lr=1.0", "local_sgd.steps=32"],
+    "local_sgd.steps=4 local_sgd.outer_lr=0": ["0.0", "local_sgd.outer_lr=0.7"],
+    "local_sgd.steps=4 local_sgd.outer_momentum=1": ["[0, 1)", "1.0", "0.9"],
+    "shard_over=2": ["shard_over=2", "parallel=ddp", "parallel=fsdp"],
+    "parallel=fsdp shard_over=1": ["shard_over=0"],
+    "parallel=fsdp capture=true": ["capture=false"],
+    "parallel=fsdp precision=fp16": ["precision=bf16"],
+    "parallel=fsdp compression=bf16": ["parallel=ddp", "compression=none"],
+    "compression=bf16 exact=false capture=auto": ["capture=false"],
+}
+IN_A_FILE = {
+    "seed = 'three'": ["seed", "'three'"],
+    "seed = true": ["seed", "True"],
+    "seed = 1.5": ["seed", "1.5"],
+    "exact = 1": ["exact", "got 1"],
+    "name = 3": ["name", "got 3"],
+    "batch = 3": ["'batch'"],
+    "[batch]\nlane = 3": ["'batch.lane'", "batch.lanes?"],
+    "[batch]\nlanes = 'four'": ["batch.lanes", "'four'"],
+    "seed = ": ["c.toml", "TOML"],
+    'name = "\xff"': ["c.toml", "TOML"],
+}
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("seed = 'three'", "seed must be a whole number, got 'three'"),
-        ("seed = true", "seed must be a whole number, got True"),
-        ("seed = 1.5", "seed must be a whole number, got 1.5"),
-        ("exact = 1", "exact must be true or false, got 1"),
-        ("name = 3", "name must be a text, got 3"),
-        ("batch = 3", "no setting 'batch'"),
-        ("[batch]\nlane = 3", "no setting 'batch.lane'"),
-        ("seed = ", "is not TOML"),
-    ],
-)
-def test_a_mistake_in_a_file_is_named_too(tmp_path, text, problem):
-    (tmp_path / "c.toml").write_text(text)
-    with pytest.raises(ConfigError, match="(?s)" + problem.replace("'", ".")):
-        read("--config", str(tmp_path / "c.toml"))
+def test_a_mistake_is_named_with_its_fix(tmp_path):
+    file = tmp_path / "c.toml"
+    cases = [(words.split(), parts) for words, parts in MISTAKES.items()]
+    cases += [(["--config", str(file), text], parts) for text, parts in IN_A_FILE.items()]
+    for words, parts in cases:
+        if words[1:2] == [str(file)]:
+            file.write_bytes(words.pop().encode("latin-1"))
+        with pytest.raises(ConfigError) as caught:
+            read(*words)
+        said = f"{caught.value.problem}\n{caught.value.fix}"
+        assert [part for part in parts if part not in said] == [], f"{words}: {said}"
 
 
 def test_a_script_can_add_settings_of_its_own():
@@ -110,14 +126,11 @@ def test_a_script_can_add_settings_of_its_own():
     assert config_from_words(Mine, ["width=5", "--seed", "2"]).width == 5
 
 
-def test_help_says_every_setting_in_the_words_of_the_class(capsys):
+def test_help_of_a_script_ends_it_with_code_0(capsys):
     with pytest.raises(SystemExit) as left:
         read("--help")
-    text = " ".join(capsys.readouterr().out.split())
     assert left.value.code == 0
-    assert "--batch.lanes N Micro-batches per step, on any number of ranks;" in text
-    assert "--exact, --no-exact" in text
-    assert "SETTING=VALUE" in text
+    assert capsys.readouterr().out.count("SETTING=VALUE") > 1
 
 
 def test_help_into_a_pipe_that_is_closed_ends_quietly():
@@ -149,47 +162,17 @@ def test_every_field_has_its_help_text_and_a_value_of_its_type():
     assert [name for name in names if not helps.get(name)] == []
 
 
-@pytest.mark.parametrize(
-    ("words", "problem", "fix"),
-    [
-        (["local_sgd.steps=4", "local_sgd.replicas=3"], "batch.lanes=4 is not a multiple of local_sgd.replicas=3", "local_sgd.replicas to one of 1, 2, 4"),
-        (["local_sgd.steps=4", "parallel=fsdp"], "does not support parallel=fsdp", "local_sgd.steps=0"),
-        (["local_sgd.steps=4", "capture=true"], "does not support CUDA graph capture", "capture=false"),
-        (["local_sgd.steps=4", "compression=powersgd"], "local SGD sends weight differences", "compression=bf16"),
-        (["local_sgd.steps=4", "precision=fp16"], "got fp16", "precision=bf16"),
-        (["local_sgd.outer_lr=1"], "local_sgd.outer_lr=1.0 has no effect without local_sgd.steps", "local_sgd.steps=32"),
-        (["local_sgd.steps=4", "local_sgd.outer_lr=0"], "must be above 0, got 0.0", "local_sgd.outer_lr=0.7"),
-        (["local_sgd.steps=4", "local_sgd.outer_momentum=1"], "must be in [0, 1), got 1.0", "0.9"),
-        (["shard_over=2"], "shard_over=2 needs parallel=fsdp, got parallel=ddp", "parallel=fsdp"),
-        (["parallel=fsdp", "shard_over=1"], "the whole model on every rank", "shard_over=0"),
-        (["parallel=fsdp", "capture=true"], "does not support CUDA graph capture", "capture=false"),
-        (["parallel=fsdp", "precision=fp16"], "no gradient scaler", "precision=bf16"),
-        (["parallel=fsdp", "compression=bf16"], "works only with parallel=ddp", "compression=none"),
-        (["compression=bf16", "exact=false", "capture=auto"], "does not support CUDA graph capture", "capture=false"),
-    ],
-)  # fmt: skip
-def test_settings_that_exclude_each_other_are_refused_with_a_fix(words, problem, fix):
-    with pytest.raises(ConfigError) as caught:
-        read(*words)
-    assert problem in caught.value.problem
-    assert fix in caught.value.fix
-
-
-@pytest.mark.parametrize(("old", "new"), RENAMED.items())
-def test_an_old_setting_name_is_refused_with_the_new_one(tmp_path, old, new):
-    with pytest.raises(ConfigError) as caught:
-        read(f"{old}=1")
-    assert caught.value.fix == f"use {new}, its new name"
-    group, _, leaf = old.partition(".")
+def test_an_old_setting_name_is_refused_with_the_new_one(tmp_path):
     file = tmp_path / "config.toml"
-    file.write_text(f"[{group}]\n{leaf} = 1\n")
-    with pytest.raises(ConfigError) as caught:
-        read("--config", str(file))
-    assert caught.value.problem.endswith(
-        f"written by an older version of Paceline: {old} is now {new}"
-    )
-    assert caught.value.fix == "rename it in that file"
-    assert new in field_types(RunConfig)
+    for old, new in RENAMED.items():
+        group, _, leaf = old.partition(".")
+        file.write_text(f"[{group}]\n{leaf} = 1\n")
+        for words in ([f"{old}=1"], ["--config", str(file)]):
+            with pytest.raises(ConfigError) as caught:
+                read(*words)
+            assert old in caught.value.problem
+            assert new in caught.value.problem + caught.value.fix
+        assert new in field_types(RunConfig)
 
 
 def test_a_field_with_the_name_of_a_setting_and_another_type_is_refused():
@@ -206,13 +189,9 @@ def test_a_field_with_the_name_of_a_setting_and_another_type_is_refused():
         epochs: int = 90
         lr: LrConfig = field(default_factory=lambda: LrConfig(base=0.1))
 
-    group = r"Rate.lr has the name of a group of settings of every run \(lr.base, ...\)"
-    with pytest.raises(ConfigError, match=group) as refused:
+    with pytest.raises(ConfigError, match=r"(?s)Rate\.lr.*own_lr"):
         config_from_words(Rate, ["--lr", "0.5"])
-    assert "rename the field, for example own_lr; or use its settings: config.lr.base" in str(
-        refused.value
-    )
-    with pytest.raises(ConfigError, match="Path.resume has the name of a setting of every run"):
+    with pytest.raises(ConfigError, match=r"Path\.resume"):
         config_from_words(Path, [])
     assert config_from_words(Longer, []).epochs == 90
 
