@@ -15,7 +15,6 @@ from support.typed_pages import (
     furnish,
     look_at,
     page_of,
-    readme_script,
     skip_what_is_not_here,
     type_here,
 )
@@ -71,11 +70,8 @@ def check(command, done, bits):
 def test_a_command_of_the_readme_works(turn, folder, bits, tmp_path):
     skip_what_is_not_here(turn[0])
     where = furnish(tmp_path / "hosts", PAGE) if turn[0].host else folder
-    check(
-        turn[-1],
-        type_here(turn, where, cold=not (turn[0].host or turn[0].words.startswith(WARM))),
-        bits,
-    )
+    cold = not (turn[0].host or turn[0].words.startswith(WARM))
+    check(turn[-1], type_here(turn, where, cold=cold), bits)
 
 
 @pytest.mark.slow
@@ -94,25 +90,18 @@ def test_all_ways_to_start_the_script_gave_the_same_bits(bits):
     assert len(set(bits["of three epochs"])) == 1
 
 
-def test_the_script_is_as_short_as_promised():
-    body = re.search(r"def main.*?\n\n\n", readme_script(), re.DOTALL)[0]
-    assert len(body.strip().splitlines()) <= 12
-
-
 def test_the_difference_turns_a_plain_script_into_one_with_the_same_bits_on_two_ranks(tmp_path):
     lines = re.search(r"```diff\n(.*?)```", PAGE.text, re.DOTALL)[1].splitlines()
     for name, kept in (("plain.py", " -"), ("changed.py", " +")):
         text = "\n".join(line[1:] for line in lines if not line or line[0] in kept)
         (tmp_path / name).write_text(text)
-    plain = subprocess.run(
-        [sys.executable, "plain.py"], cwd=tmp_path, capture_output=True, text=True
-    )
+    command = [sys.executable, "plain.py"]
+    plain = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert (plain.returncode, plain.stderr) == (0, "")
     digests = []
     for ranks in ("1", "2"):
-        with started(
-            "run", "-n", ranks, "changed.py", f"name=on{ranks}", folder=tmp_path
-        ) as running:
+        words = ("run", "-n", ranks, "changed.py", f"name=on{ranks}")
+        with started(*words, folder=tmp_path) as running:
             done = running.wait()
         assert done.code == 0, done.err
         digests += re.findall(r"optimizer state (\w{16})", done.out)

@@ -106,85 +106,81 @@ NOTHING: dict[str, object] = {
 """What readers return that leave such a file out."""
 
 
-@pytest.mark.parametrize("planted", PLANTED)
 @pytest.mark.parametrize("kind", READ)
-def test_what_is_not_a_plain_file_is_refused_at_once(kind, planted, tmp_path: Path) -> None:
+def test_what_is_not_a_plain_file_is_refused_at_once(kind, tmp_path: Path) -> None:
     name, use = READ[kind]
-    path = tmp_path / "here" / name
-    path.parent.mkdir(parents=True)
-    PLANTED[planted](path)
-    if planted == "8 TiB" and kind in {"lock", "events", "dump of a rank"}:
-        return  # these are appended to, or replaced, and never read as a whole
-    if kind == "config":
-        with contextlib.suppress(PacelineError):  # else it is no run, only a folder
-            use(path)
-    elif kind in NOTHING:
-        assert use(path) == NOTHING[kind]
-    elif planted == "link out" and kind in {"settings", "index"}:
-        with pytest.raises(PacelineError):  # the user named them: the link is followed
-            use(path)
-    else:
-        with pytest.raises((PacelineError, UnsafeFile)):
-            use(path)
-    assert not (tmp_path / "other").exists() or (tmp_path / "other").read_text() == "not yours"
+    for planted, plant in PLANTED.items():
+        here = tmp_path / planted
+        path = here / "here" / name
+        path.parent.mkdir(parents=True)
+        plant(path)
+        if planted == "8 TiB" and kind in {"lock", "events", "dump of a rank"}:
+            continue  # these are appended to, or replaced, and never read as a whole
+        if kind == "config":
+            with contextlib.suppress(PacelineError):  # else it is no run, only a folder
+                use(path)
+        elif kind in NOTHING:
+            assert use(path) == NOTHING[kind], planted
+        else:  # with a link out, "settings" and "index" are named by the user: it is followed
+            followed = planted == "link out" and kind in {"settings", "index"}
+            with pytest.raises(PacelineError if followed else (PacelineError, UnsafeFile)):
+                use(path)
+        assert not (here / "other").exists() or (here / "other").read_text() == "not yours"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "step-0000000099",
-        "step-\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0669\u0669",
-        "step-+00000099",
-        "step-000000099\n",
-    ],
-)
-def test_a_folder_that_only_looks_like_a_checkpoint_is_ignored(name: str, tmp_path: Path) -> None:
-    for folder in ("step-000000008", name):
+LOOKALIKES = ["step-0000000099", "step-\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0669\u0669", "step-+00000099", "step-000000099\n"]  # fmt: skip
+
+
+def test_a_folder_that_only_looks_like_a_checkpoint_is_ignored(tmp_path: Path) -> None:
+    for folder in ("step-000000008", *LOOKALIKES):
         (tmp_path / folder).mkdir()
     assert LocalStorage(tmp_path).steps() == [8]
 
 
-def test_a_planted_link_is_not_written_through(tmp_path: Path) -> None:
+def test_a_planted_link_is_not_written_through_and_a_new_file_is_private(tmp_path: Path) -> None:
     other = tmp_path / "other"
     (tmp_path / "file").symlink_to(other)
     with pytest.raises(UnsafeFile, match="a symbolic link"):
         open_to_write(tmp_path / "file", os.O_WRONLY | os.O_TRUNC)
     assert not other.exists()
+    before = os.umask(0)
+    try:
+        os.close(open_to_write(other, os.O_WRONLY))
+    finally:
+        os.umask(before)
+    assert other.stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.parametrize("name", ["checkpoints", "ranks", "hang", "jobs", "csv", "tensorboard"])
-def test_a_folder_of_a_run_that_is_a_link_is_refused(name: str, tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / name).symlink_to(tmp_path)
-    with pytest.raises(PacelineError, match="is a symbolic link") as caught:
-        RunDir(tmp_path / "run").refuse_links()
-    assert "checkpoint.to" in caught.value.fix
+def test_a_folder_of_a_run_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    for name in ("checkpoints", "ranks", "hang", "jobs", "csv", "tensorboard"):
+        run = tmp_path / f"with {name}"
+        run.mkdir()
+        (run / name).symlink_to(tmp_path)
+        with pytest.raises(PacelineError, match=name) as caught:
+            RunDir(run).refuse_links()
+        assert "checkpoint.to" in caught.value.fix
 
 
 def test_a_file_that_grows_while_it_is_read_is_bounded(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"12345")
     assert read_bytes(tmp_path / "file", 5) == b"12345"
-    with pytest.raises(UnsafeFile, match="it has 5 bytes; the limit is 4"):
+    with pytest.raises(UnsafeFile, match="5 bytes.* 4"):
         read_bytes(tmp_path / "file", 4)
 
 
 def test_reading_a_run_folder_connects_nowhere(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text('name = "x"\n[checkpoint]\nto = "s3://bucket/runs"\n')
-    with pytest.raises(ConfigError, match="are at s3://bucket/runs/x") as caught:
+    with pytest.raises(ConfigError, match="s3://bucket/runs/x") as caught:
         find_catalog(str(tmp_path))
     assert "paceline ckpt list s3://bucket/runs/x" in caught.value.fix
 
 
-@pytest.mark.parametrize(
-    "word", ["record.to=sftp://me:pw@host/x", "runs=s3://key:12/x@bucket", "name=s3:password"]
-)
-def test_an_address_with_a_password_is_refused_in_every_setting(word: str) -> None:
-    if word.startswith("name"):
-        config_from_words(RunConfig, [word])
-        return
-    with pytest.raises(ConfigError, match="user name or password") as caught:
-        config_from_words(RunConfig, [word])
-    assert "pw@" not in str(caught.value)
+def test_an_address_with_a_password_is_refused_in_every_setting() -> None:
+    config_from_words(RunConfig, ["name=s3:password"])
+    for word in ("record.to=sftp://me:pw@host/x", "runs=s3://key:12/x@bucket"):
+        with pytest.raises(ConfigError, match="user name or password") as caught:
+            config_from_words(RunConfig, [word])
+        assert "pw@" not in str(caught.value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,8 +198,8 @@ def test_a_secret_is_given_by_the_name_of_a_variable() -> None:
     assert "abc123" not in str(caught.value)
 
 
-@pytest.mark.parametrize("words", [("--hub-token", "hf_abc"), ("api_key=abc",), ("--password=x",)])
-def test_no_secret_goes_into_a_batch_script(words: tuple[str, ...]) -> None:
-    with pytest.raises(ConfigError, match="holds a secret") as caught:
-        BatchJob(("path", "train.py", *words), Path("x"), Path(), "python", 1, 1, 0, "10")
-    assert "abc" not in str(caught.value)
+def test_no_secret_goes_into_a_batch_script() -> None:
+    for words in (("--hub-token", "hf_abc"), ("api_key=abc",), ("--password=x",)):
+        with pytest.raises(ConfigError, match="secret") as caught:
+            BatchJob(("path", "train.py", *words), Path("x"), Path(), "python", 1, 1, 0, "10")
+        assert "abc" not in str(caught.value)

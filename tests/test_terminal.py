@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import io
 import os
-import pty
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from paceline import terminal
+from support.terminal import program_in_terminal
 
 HEAD, ROW = ["run", "state", "log"], ["first", "RUNNING", "/a/long/path/to/the/log.txt"]
 SCRIPT = f"""
 from paceline import terminal
+from support.terminal import program_in_terminal
 terminal.table({HEAD!r}, [{ROW!r}], droppable=["log"])
 terminal.say("one two three four five six seven")
 terminal.error("error: no such file\\n  fix: check the path")
@@ -23,25 +25,10 @@ terminal.error("error: no such file\\n  fix: check the path")
 
 def on_a_terminal(columns: int, **variables: str) -> str:
     """Return what the script shows on a pseudo-terminal of that width."""
-    ours, theirs = pty.openpty()
-    env = {
-        name: value for name, value in os.environ.items() if name not in {"NO_COLOR", "FORCE_COLOR"}
-    }
-    env |= {"TERM": "xterm-256color", "COLUMNS": str(columns), **variables}
-    done = subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=theirs, stderr=theirs, env=env)
-    os.close(theirs)
-    text = b""
-    while True:
-        try:
-            piece = os.read(ours, 4096)
-        except OSError:  # Linux reports the closed end of a terminal as an error
-            break
-        if not piece:
-            break
-        text += piece
-    os.close(ours)
-    assert done.wait() == 0
-    return text.decode().replace("\r\n", "\n")
+    env = {"TERM": "xterm-256color", "COLUMNS": str(columns), **variables}
+    with program_in_terminal([sys.executable, "-c", SCRIPT], folder=Path(), env=env) as screen:
+        assert screen.wait() == 0
+    return screen.written.replace("\r\n", "\n")
 
 
 def test_a_narrow_terminal_loses_a_column_and_wraps_at_words() -> None:
@@ -51,15 +38,12 @@ def test_a_narrow_terminal_loses_a_column_and_wraps_at_words() -> None:
     assert "one two three four \nfive six seven" in shown
 
 
-def test_a_wide_terminal_shows_every_column() -> None:
-    assert "first  RUNNING  /a/long/path/to/the/log.txt" in on_a_terminal(100, NO_COLOR="1")
-
-
 @pytest.mark.parametrize(("variables", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
-def test_errors_are_coloured_unless_no_color_is_set(
+def test_a_wide_terminal_shows_every_column_and_errors_in_colour_unless_no_color_is_set(
     variables: dict[str, str], coloured: bool
 ) -> None:
-    shown = on_a_terminal(80, **variables)
+    shown = on_a_terminal(100, **variables)
+    assert "/a/long/path/to/the/log.txt" in shown
     assert ("\x1b[1;31merror:" in shown) is coloured
     assert ("\x1b[1;36m  fix:" in shown) is coloured
 

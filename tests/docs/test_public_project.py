@@ -1,8 +1,7 @@
-"""The files of a public project: workflow, hooks, citation, licences, release script, and the questions of CONTRIBUTING.md."""
+"""The files of a public project: workflow, hooks, citation, licences, release script, and the files that CONTRIBUTING.md names."""
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import shutil
@@ -24,24 +23,16 @@ PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
 
 
 @pytest.mark.skipif(not find_spec("check_jsonschema"), reason="needs check-jsonschema")
-@pytest.mark.parametrize(
-    ("schema", "file"),
-    [
-        ("vendor.github-workflows", ".github/workflows/test.yml"),
-        ("custom.github-workflows-require-timeout", ".github/workflows/test.yml"),
+def test_each_file_follows_its_schema() -> None:
+    workflow = ".github/workflows/test.yml"
+    for schema, file in (
+        ("vendor.github-workflows", workflow),
+        ("custom.github-workflows-require-timeout", workflow),
         ("vendor.citation-file-format", "CITATION.cff"),
-    ],
-)
-def test_a_file_follows_its_schema(schema: str, file: str) -> None:
-    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, file]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.skipif(not shutil.which("actionlint"), reason="needs actionlint")
-def test_the_workflow_passes_actionlint() -> None:
-    done = subprocess.run(["actionlint"], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stdout + done.stderr
+    ):
+        command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, file]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_workflow_checks_both_architectures_and_every_python() -> None:
@@ -82,10 +73,15 @@ def tree(folder: Path, *, changelog: str) -> Path:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
     (folder / "CHANGELOG.md").write_text(changelog)
-    who = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
-    for command in (["init", "-q"], ["add", "-A"], [*who, "commit", "-q", "-m", "x"]):
-        subprocess.run(["git", *command], cwd=folder, check=True, env=without_git())
+    subprocess.run(["git", "init", "-q"], cwd=folder, check=True, env=without_git())
+    commit(folder)
     return folder
+
+
+def commit(folder: Path) -> None:
+    who = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
+    for command in (["add", "-A"], [*who, "commit", "-q", "-m", "x"]):
+        subprocess.run(["git", *command], cwd=folder, check=True, env=without_git())
 
 
 def without_git() -> dict[str, str]:
@@ -122,57 +118,37 @@ def test_a_release_holds_both_licences_and_all_data(tmp_path: Path) -> None:
 
 
 @needs_git
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        ("changelog", f"CHANGELOG.md has no section of {VERSION}"),
-        ("dirty", "1 files are not committed"),
-        ("tagged", f"v{VERSION} is tagged already"),
-        ("version", "has no version of the form 1.2.3"),
-    ],
-)
-def test_a_tree_that_is_not_ready_is_refused(tmp_path: Path, change: str, problem: str) -> None:
-    section = "Unreleased" if change == "changelog" else f"{VERSION}] - 2026-01-31"
-    folder = tree(tmp_path / "tree", changelog=f"# Changelog\n\n## [{section}\n")
-    if change == "dirty":
-        (folder / "new").touch()
-    if change == "tagged":
-        subprocess.run(["git", "tag", f"v{VERSION}"], cwd=folder, check=True, env=without_git())
-    if change == "version":
-        (folder / "src" / "paceline" / "version.py").write_text('VERSION = "1.0rc1"\n')
-    done = release(folder, "--to", str(tmp_path / "dist"))
-    assert done.returncode == 1
-    assert problem in done.stderr
-    assert "\n  fix: " in done.stderr
-    assert not (tmp_path / "dist").exists()
+def test_a_tree_that_is_not_ready_is_refused(tmp_path: Path) -> None:
+    folder = tree(tmp_path / "tree", changelog="# Changelog\n\n## [Unreleased]\n")
+
+    def refused(*parts: str) -> None:
+        done = release(folder, "--to", str(tmp_path / "dist"))
+        assert done.returncode == 1
+        assert [part for part in (*parts, "\n  fix: ") if part not in done.stderr] == []
+        assert not (tmp_path / "dist").exists()
+
+    refused("CHANGELOG.md", VERSION)
+    (folder / "CHANGELOG.md").write_text(f"# Changelog\n\n## [{VERSION}] - 2026-01-31\n")
+    refused("not committed")
+    commit(folder)
+    subprocess.run(["git", "tag", f"v{VERSION}"], cwd=folder, check=True, env=without_git())
+    refused(f"v{VERSION} is tagged")
+    (folder / "src" / "paceline" / "version.py").write_text('VERSION = "1.0rc1"\n')
+    refused("1.2.3")
 
 
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 QUESTIONS = re.findall(r"^\| ([^|]+\?) \| (.+) \|$", CONTRIBUTING, re.MULTILINE)
 
 
-def test_there_are_ten_questions() -> None:
+def test_files_that_contributors_are_sent_to_exist() -> None:
     assert len(QUESTIONS) == 10
-
-
-def test_the_files_that_answer_a_question_exist() -> None:
     for question, answer in QUESTIONS:
         files = re.findall(r"`([\w/]+\.(?:py|sh))`", answer)
         assert files, question
         assert [name for name in files if not (ROOT / "src" / "paceline" / name).is_file()] == []
-
-
-def test_files_that_contributors_are_sent_to_exist() -> None:
-    named = re.findall(
-        r"`((?:tests|src|scripts|docs|config|world)/[\w/]+\.(?:py|md))`", CONTRIBUTING
-    )
+    rooms = "tests|src|scripts|docs|config|world"
+    named = re.findall(rf"`((?:{rooms})/[\w/]+\.(?:py|md))`", CONTRIBUTING)
     homes = (ROOT, ROOT / "src" / "paceline")
     missing = [name for name in named if not any((home / name).is_file() for home in homes)]
     assert set(missing) <= {"src/paceline/cli/NAME.py"}
-
-
-def test_the_step_is_where_the_first_question_says() -> None:
-    path = ROOT / "src" / "paceline" / "train" / "step" / "weight_update.py"
-    source = path.read_text(encoding="utf-8")
-    calls = [node.attr for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)]
-    assert "step" in calls

@@ -10,14 +10,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import paceline
-from paceline.cli.commands import COMMANDS, load
 from paceline.config import RunConfig
-from paceline.config.arguments import arguments_of
+from paceline.config.help import written_default
 from paceline.config.values import field_types, flatten
-from paceline.course.tracks import tracks
+from paceline.recipes import RECIPES
 
 ROOT = Path(__file__).resolve().parents[2]
 MAKERS = ROOT / "scripts" / "docs"
@@ -66,19 +63,6 @@ def test_the_examples_in_the_makers_are_right() -> None:
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
-def test_every_verb_is_described() -> None:
-    text = (ROOT / "docs" / "reference" / "verbs.md").read_text(encoding="utf-8")
-    for name, verb in COMMANDS.items():
-        section = re.search(
-            rf"^## paceline {name}\n.*?(?=^## |\Z)", text, re.MULTILINE | re.DOTALL
-        )[0]
-        for command in verb.actions.values() if verb.actions else [verb]:
-            _, kind = load(command)
-            for argument in arguments_of(kind):
-                for flag in argument.flags if "--help" not in argument.flags else ():
-                    assert re.search(rf"`{flag}[` ]|<code>{flag} ", section), f"{name} {flag}"
-
-
 def rows_of(heading: str) -> dict[str, list[str]]:
     """Return the table below a heading: help, values and default by setting."""
     section = re.search(
@@ -94,28 +78,22 @@ def rows_of(heading: str) -> dict[str, list[str]]:
     }
 
 
-@pytest.mark.parametrize("recipe", ["toy", "mnist", "gpt"])
-def test_settings_of_a_recipe_are_those_of_its_class(recipe: str) -> None:
+def test_settings_of_a_recipe_are_those_of_its_class() -> None:
     """They are read from its source; here the class is asked."""
-    module = __import__(f"paceline.recipes.{recipe}", fromlist=["x"])
-    kind = getattr(module, f"{recipe.capitalize()}Config")
-    rows, usual, here = (
-        rows_of(f"Recipe {recipe}"),
-        dict(flatten(RunConfig())),
-        dict(flatten(kind())),
-    )
-    others = rows.pop("")
-    assert list(rows) == [name for name in field_types(kind) if name not in usual]
-    shown = {name: default.strip("`") for name, (*_, default) in rows.items()}
-    assert shown == {
-        name: str(here[name]).lower()
-        if here[name] is True or here[name] is False
-        else str(here[name]) or "empty"
-        for name in rows
-    }
-    assert others == [
-        f"{name}={here[name]}" for name in here if name in usual and here[name] != usual[name]
-    ]
+    for recipe in RECIPES:
+        module = __import__(f"paceline.recipes.{recipe}", fromlist=["x"])
+        kind = getattr(module, f"{recipe.capitalize()}Config")
+        rows, usual, here = (
+            rows_of(f"Recipe {recipe}"),
+            dict(flatten(RunConfig())),
+            dict(flatten(kind())),
+        )
+        others = [f"{name}={here[name]}" for name in usual if here[name] != usual[name]]
+        assert rows.pop("") == others
+        assert list(rows) == [name for name in field_types(kind) if name not in usual]
+        for name, (*_, default) in rows.items():
+            value = written_default(here[name]) or "empty"
+            assert default.strip("`") == value, f"{recipe}: {name}"
 
 
 def test_every_setting_of_a_run_is_described() -> None:
@@ -125,13 +103,6 @@ def test_every_setting_of_a_run_is_described() -> None:
         .partition("\n## Recipe")[0]
     )
     assert set(re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)) == set(field_types(RunConfig))
-
-
-def test_every_lesson_is_in_the_table() -> None:
-    text = (ROOT / "docs" / "course.md").read_text(encoding="utf-8")
-    assert re.findall(r"\(\.\./lessons/(\d\d_\w+\.py)\) \|", text) == [
-        one.path.name for track in tracks() for one in track.lessons
-    ]
 
 
 def public_members(name: str) -> dict[str, object]:
@@ -144,29 +115,16 @@ def public_members(name: str) -> dict[str, object]:
     return found
 
 
-@pytest.mark.parametrize("name", paceline.__all__)
-def test_every_public_name_and_method_is_described(name: str) -> None:
+def test_every_public_name_and_method_is_described_with_its_arguments_and_an_example() -> None:
     page = API.read_text(encoding="utf-8")
-    for member, found in public_members(name).items():
-        assert inspect.getdoc(found), member
-        heading = f"- `{member.partition('.')[2]}`: " if isinstance(found, property) else member
-        assert re.search(rf"^(#+ )?{re.escape(heading)}", page, re.MULTILINE), member
-
-
-# The settings page describes each setting of RunConfig.
-@pytest.mark.parametrize("name", [name for name in paceline.__all__ if name != "RunConfig"])
-def test_a_docstring_names_every_argument_and_has_an_example(name: str) -> None:
-    for member, found in public_members(name).items():
-        if isinstance(found, property):
-            continue
-        text = inspect.getdoc(found) or ""
-        arguments = [one for one in inspect.signature(found).parameters if one != "self"]
-        assert [one for one in arguments if f"- `{one}`: " not in text] == [], member
-        assert ">>> " in text, member
-
-
-def test_help_shows_the_public_names_and_the_methods_of_a_run() -> None:
-    done = python("-c", "import paceline; help(paceline.Run)")
-    assert "One training on any number of ranks" in done.stdout
-    for member in public_members("Run"):
-        assert member.rpartition(".")[2] in done.stdout
+    for name in paceline.__all__:
+        for member, found in public_members(name).items():
+            text, prop = inspect.getdoc(found) or "", isinstance(found, property)
+            heading = f"- `{member.partition('.')[2]}`: " if prop else member
+            assert re.search(rf"^(#+ )?{re.escape(heading)}", page, re.MULTILINE), member
+            assert text, member
+            if prop or name == "RunConfig":  # the settings page describes each setting
+                continue
+            arguments = [one for one in inspect.signature(found).parameters if one != "self"]
+            assert [one for one in arguments if f"- `{one}`: " not in text] == [], member
+            assert ">>> " in text, member
