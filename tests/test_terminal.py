@@ -16,7 +16,6 @@ from support.terminal import program_in_terminal
 HEAD, ROW = ["run", "state", "log"], ["first", "RUNNING", "/a/long/path/to/the/log.txt"]
 SCRIPT = f"""
 from paceline import terminal
-from support.terminal import program_in_terminal
 terminal.table({HEAD!r}, [{ROW!r}], droppable=["log"])
 terminal.say("one two three four five six seven")
 terminal.error("error: no such file\\n  fix: check the path")

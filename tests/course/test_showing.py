@@ -6,17 +6,14 @@ import contextlib
 import time
 from pathlib import Path
 
-import pytest
-
 from paceline.cli.main import run_verb
-from paceline.course.catalog import Lesson, all_lessons, find_lesson
+from paceline.course.catalog import all_lessons, find_lesson
 from paceline.course.difference import code_of, difference, new_lines
 from paceline.course.output import LessonOutput
 from paceline.course.tracks import lesson_after, track_of, tracks
 from support.terminal import in_terminal
 
 LESSONS = all_lessons()
-IDS = [f"{lesson.number}" for lesson in LESSONS]
 
 FAILED = """\
 W1117 16:22:25.973000 486 torch/distributed/run.py:874] Setting OMP_NUM_THREADS
@@ -77,31 +74,27 @@ def test_of_a_failed_run_only_what_teaches_is_shown() -> None:
     ]
 
 
-@pytest.mark.parametrize("lesson", LESSONS, ids=IDS)
-def test_the_difference_turns_the_earlier_lesson_into_this_one(lesson: Lesson) -> None:
-    lines = difference(lesson)
-    code, above = code_of(lesson.source)
-    if lesson.before is None:
-        assert [line.text for line in lines] == code
-        assert new_lines(lesson) == []
-        return
-    before, _ = code_of(find_lesson(str(lesson.before)).source)
-    added = [line.text for line in lines if line.mark == "+"]
-    removed = [line.text for line in lines if line.mark == "-"]
-    assert len(before) - len(removed) == len(code) - len(added)
-    assert [lesson.source.splitlines()[number - 1] for number in new_lines(lesson)] == [
-        text for text in added if text.strip()
-    ]
-    assert min(new_lines(lesson)) > above
+def test_the_difference_turns_the_earlier_lesson_into_this_one() -> None:
+    for lesson in LESSONS:
+        lines = difference(lesson)
+        code, above = code_of(lesson.source)
+        if lesson.before is None:
+            assert [line.text for line in lines] == code
+            assert new_lines(lesson) == []
+            continue
+        before, _ = code_of(find_lesson(str(lesson.before)).source)
+        added = [line.text for line in lines if line.mark == "+"]
+        removed = [line.text for line in lines if line.mark == "-"]
+        assert len(before) - len(removed) == len(code) - len(added)
+        source = lesson.source.splitlines()
+        shown = [source[number - 1] for number in new_lines(lesson)]
+        assert shown == [text for text in added if text.strip()]
+        assert min(new_lines(lesson)) > above
 
 
-@pytest.mark.parametrize("lesson", LESSONS, ids=IDS)
-def test_every_part_of_the_docstring_is_found(lesson: Lesson) -> None:
-    assert lesson.prose
-    assert all(paragraph.endswith((".", ")")) for paragraph in lesson.prose)
-    assert {"Expect", "Time"} <= set(lesson.notes)
-    assert len(lesson.title) <= 34
-    assert "," not in lesson.title or lesson.number == 3
+def test_every_part_of_the_docstring_is_found() -> None:
+    for lesson in LESSONS:
+        assert lesson.prose and {"Expect", "Time"} <= set(lesson.notes)
 
 
 def test_every_lesson_is_in_one_track() -> None:

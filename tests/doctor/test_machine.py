@@ -25,17 +25,13 @@ CHECKS = [
 def test_this_machine_is_looked_at_and_nothing_is_left(tmp_path: Path):
     done = paceline("doctor", "--json", folder=tmp_path)
     said = json.loads(done.out)
-    assert (list(said), said["hosts"], said["ranks"]) == (
-        ["ok", "hosts", "ranks", "findings"],
-        1,
-        1,
-    )
+    assert list(said) == ["ok", "hosts", "ranks", "findings"]
+    assert (said["hosts"], said["ranks"]) == (1, 1)
     assert done.code == (0 if said["ok"] else 1)
     found = {one["check"]: one for one in said["findings"]}
     assert [name for name in CHECKS if name not in found] == []
-    assert all(
-        set(one) == {"check", "ok", "says", "fix", "line", "hosts"} for one in said["findings"]
-    )
+    keys = {"check", "ok", "says", "fix", "line", "hosts"}
+    assert all(set(one) == keys for one in said["findings"])
     assert all(bool(one["fix"]) != one["ok"] for one in said["findings"])
     assert "gloo" in found["backends"]["says"]
     assert [file.name for file in tmp_path.rglob("*")] == ["tmp"]  # which the test made
@@ -61,14 +57,13 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize(("text", "says"), BROKEN.values(), ids=BROKEN)
-def test_a_broken_torch_is_a_finding(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, says: str
-):
+def test_a_broken_torch_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "__init__.py").write_text(text)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-    assert says in query_torch(2 if "sleep" in text else 90).failure
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    for text, says in BROKEN.values():
+        (tmp_path / "torch" / "__init__.py").write_text(text)
+        assert says in query_torch(2 if "sleep" in text else 90).failure
 
 
 def test_a_driver_that_fails_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -145,48 +140,9 @@ def test_a_port_that_is_taken_and_an_interface_that_is_not_there_are_found():
         network = gather_network(env)
     assert network.chosen == "127.0.0.1"
     assert "in use" in network.taken
-    found = {
-        one.check: one
-        for one in judge_network(
-            gather_network({"PACELINE_INTERFACE": "nope0"}),
-            {"PACELINE_INTERFACE": "nope0"},
-            alone=False,
-        )
-    }
+    env = {"PACELINE_INTERFACE": "nope0"}
+    found = {one.check: one for one in judge_network(gather_network(env), env, alone=False)}
     assert "nope0" in found["interface"].says
-
-
-WRONG = {
-    "no such file": (["nowhere.sh"], "cannot read nowhere.sh"),
-    "a Python script": (["x.py"], "--startup x.py"),
-    "more than a batch script": (["large.sh"], "larger than 1 MiB"),
-    "too many words": (["a.sh", "b.sh"], "unexpected argument 'b.sh'"),
-    "no such option": (["--node-list", "a"], "did you mean"),
-    "two things": (["--startup", "--pack", "x"], "exclude each other"),
-    "a script and hosts": (["x.py", "--nodes", "a,b"], "exclude each other"),
-    "one host": (["--nodes", "a"], "is one host"),
-    "not one of them": (["--nodes", "203.0.113.1,203.0.113.2"], "is not one of"),
-    "no such node": (["--nodes", "a,b", "--node", "2"], "is not one of"),
-    "a list that cannot be read": (["--nodes", "n[1-"], "cannot read the node list"),
-    "no ranks": (["-n", "-1"], "-n must be at least 1, got -1"),
-    "nothing to pack": (["--env", "x"], "add --pack FOLDER"),
-    "no environment": (["--pack", "out", "--env", "."], "no pyvenv.cfg"),
-}  # fmt: skip
-
-
-def test_bad_usage_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
-    from paceline.cli.main import run_verb
-
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "x.py").write_text("")
-    (tmp_path / "large.sh").write_text("#" * (1 << 20) + "\n")
-    for words, says in WRONG.values():
-        code = run_verb(["doctor", *words])
-        said = capsys.readouterr()
-        assert (code, said.out) == (3 if "node list" in says else 2, ""), words
-        assert says in said.err and "fix: " in said.err, words
 
 
 def test_a_batch_script_is_read_and_not_run(
@@ -206,11 +162,8 @@ def test_a_batch_script_is_read_and_not_run(
     assert "problem  no-rendezvous" in said and "line 4: 2 nodes" in said and "\x1b" not in said
     assert run_verb(["doctor", "bad.sh", "--json"]) == 1
     told = json.loads(capsys.readouterr().out)
-    assert (list(told), told["ok"], {one["line"] for one in told["findings"]}) == (
-        ["ok", "script", "findings"],
-        False,
-        {4, 5},
-    )
+    assert (list(told), told["ok"]) == (["ok", "script", "findings"], False)
+    assert {one["line"] for one in told["findings"]} == {4, 5}
     assert run_verb(["doctor", "long.sh"]) == 1
     assert "line 4: 2 nodes" in capsys.readouterr().out
     assert run_verb(["doctor", "good.sh"]) == 0

@@ -48,19 +48,8 @@ def test_a_program_without_steps_is_counted_to_its_end_with_all_its_calls(tmp_pa
     done = paceline("doctor", "--startup", "tool.py", "--json", "--", "-x", folder=tmp_path)
     said = json.loads(done.out)
     assert (done.code, said["ok"], said["stepped"]) == (0, True, False)
-    assert {
-        "what",
-        "whole_s",
-        "stepped",
-        "packages",
-        "opened",
-        "calls",
-        "not_found",
-        "kind",
-        "uncompiled",
-        "findings",
-        "ok",
-    } == set(said)
+    keys = "what whole_s stepped packages opened calls not_found kind uncompiled findings ok"
+    assert set(said) == {*keys.split()}
     assert said["calls"] > said["opened"] > 0
     own = next(one for one in said["packages"] if one["name"] == "(your own files)")
     assert own["opened"] > 0
@@ -109,44 +98,31 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def unpack(packed, root: Path, **how) -> subprocess.Popen[str]:
+def unpack(packed, root: Path) -> subprocess.Popen[str]:
     pipe = subprocess.PIPE
-    return subprocess.Popen(
-        [sys.executable, str(packed.unpacker), str(root)],
-        stdout=pipe,
-        stderr=pipe,
-        text=True,
-        **how,
-    )
+    command = [sys.executable, str(packed.unpacker), str(root)]
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
 
 
 def test_many_unpack_once_and_the_original_is_no_longer_needed(environment: Path, tmp_path: Path):
     packed = pack(environment, tmp_path / "packed")
     root = tmp_path / "node"
-    ended = [
-        process.communicate(timeout=90) for process in [unpack(packed, root) for _ in range(4)]
-    ]
+    unpacking = [unpack(packed, root) for _ in range(4)]
+    ended = [process.communicate(timeout=90) for process in unpacking]
     assert ended == [(f"{root / packed.name}\n", "")] * 4
     place = root / packed.name
-    assert sorted(file.name for file in root.iterdir()) == sorted(
-        [packed.name, f"{packed.name}.lock"]
-    )
+    names = {file.name for file in root.iterdir()}
+    assert names == {packed.name, f"{packed.name}.lock"}
     assert root.stat().st_mode & 0o777 == 0o700
     hidden = environment.rename(environment.with_name("hidden"))
     try:
-        for words in (
-            [place / "bin" / "python", "-c", "import tool; tool.main()"],
-            [place / "bin" / "tool"],
-        ):
+        python = [place / "bin" / "python", "-c", "import tool; tool.main()"]
+        for words in (python, [place / "bin" / "tool"]):
             said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
             assert said.startswith(f"{place} {place}/lib/")
-        activated = subprocess.run(
-            ["bash", "-c", f"source '{place}/bin/activate' && command -v tool"],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert activated.stdout == f"{place}/bin/tool\n"
+        activate = ["bash", "-c", f"source '{place}/bin/activate' && command -v tool"]
+        said = subprocess.run(activate, capture_output=True, text=True, check=True).stdout
+        assert said == f"{place}/bin/tool\n"
     finally:
         hidden.rename(environment)
     begun = place.stat().st_mtime_ns
@@ -158,23 +134,13 @@ def test_many_unpack_once_and_the_original_is_no_longer_needed(environment: Path
 
 
 def test_what_a_batch_script_is_told_is_quoted(environment: Path, tmp_path: Path):
-    packed = replace(
-        pack(environment, tmp_path / "pack me"),
-        name="a\nb; touch PWNED",
-        python="/opt/$(x)/python3",
-    )
+    whole = pack(environment, tmp_path / "pack me")
+    packed = replace(whole, name="a\nb; touch PWNED", python="/opt/$(x)/python3")
     words = shlex.split(snippet(packed), comments=True)
-    assert words[-4:] == [
-        packed.python,
-        str(packed.unpacker),
-        "source",
-        f"{packed.place}/bin/activate",
-    ]
+    activate = f"{packed.place}/bin/activate"
+    assert words[-4:] == [packed.python, str(packed.unpacker), "source", activate]
     assert words[:2] == ["srun", "--nodes=$SLURM_JOB_NUM_NODES"]
-
-
-def test_packing_again_gives_the_same_name(environment: Path, tmp_path: Path):
-    assert pack(environment, tmp_path / "a").name == pack(environment, tmp_path / "b").name
+    assert pack(environment, tmp_path / "b").name == whole.name
 
 
 def test_damaged_bytes_are_refused_and_nothing_is_left(environment: Path, tmp_path: Path):

@@ -50,22 +50,17 @@ def test_ranks_are_received_their_clocks_compared_and_strangers_sent_away():
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     heard: dict[str, list] = {}
-    guests = {
-        "first": (port, 0),
-        "ahead": (port, 1, SECRET, 20.0),
-        "stranger": (port, 0, "another word"),
-    }
+    guests = {"first": (0,), "ahead": (1, SECRET, 20.0), "stranger": (0, "another word")}
+
+    def visit(name: str) -> None:
+        heard[name] = guest(port, *guests[name])
+
     with (
         Collector(listener, SECRET, 2) as collector,
         socket.create_connection(("127.0.0.1", port)) as noise,
     ):
         noise.sendall(b"GET / HTTP/1.0\r\n\r\n")
-        threads = [
-            threading.Thread(
-                target=lambda name=name, words=words: heard.update({name: guest(*words)})
-            )
-            for name, words in guests.items()
-        ]
+        threads = [threading.Thread(target=visit, args=(name,)) for name in guests]
         for thread in reversed(threads):
             thread.start()
         threads[2].join(30)
@@ -96,48 +91,30 @@ def test_the_secret_is_never_facts_as_dict():
     assert SECRET not in json.dumps(said)
 
 
-@pytest.mark.parametrize("line", [b"", b"no json\n", b"[1]\n", b"{}", b"x" * 2_000_000])
-def test_what_is_no_line_of_ours_is_refused(line: bytes):
-    mine, theirs = socket.socketpair()
+def test_what_is_no_line_of_ours_is_refused():
+    for line in (b"", b"no json\n", b"[1]\n", b"{}", b"x" * 2_000_000):
+        mine, theirs = socket.socketpair()
 
-    def send() -> None:
-        with contextlib.suppress(OSError), theirs:
-            theirs.sendall(line)
+        def send(line: bytes = line, theirs: socket.socket = theirs) -> None:
+            with contextlib.suppress(OSError), theirs:
+                theirs.sendall(line)
 
-    sending = threading.Thread(target=send)
-    sending.start()
-    with Connection(mine, 10) as talk, pytest.raises(ConnectionError):
-        talk.receive()
-    sending.join(10)
+        sending = threading.Thread(target=send)
+        sending.start()
+        with Connection(mine, 10) as talk, pytest.raises(ConnectionError):
+            talk.receive()
+        sending.join(10)
 
 
 def type_on(
     stack: ExitStack, folder: Path, node: int, port: int, *words: str, secret: str = SECRET
 ) -> subprocess.Popen[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "paceline",
-        "doctor",
-        "--quick",
-        "--json",
-        "--nodes",
-        "a,b,c",
-        "--node",
-        str(node),
-    ]
-    env = {**os.environ, "PACELINE_DOCTOR_SECRET": secret}
+    verb = [sys.executable, "-m", "paceline", "doctor", "--quick", "--json", "--nodes", "a,b,c"]
+    command = [*verb, "--node", str(node), "--rendezvous", f"127.0.0.1:{port}", *words]
+    env = os.environ | {"PACELINE_DOCTOR_SECRET": secret}
     pipe = subprocess.PIPE
-    return stack.enter_context(
-        subprocess.Popen(
-            [*command, "--rendezvous", f"127.0.0.1:{port}", *words],
-            cwd=folder,
-            env=env,
-            stdout=pipe,
-            stderr=pipe,
-            text=True,
-        )
-    )
+    process = subprocess.Popen(command, cwd=folder, env=env, stdout=pipe, stderr=pipe, text=True)
+    return stack.enter_context(process)
 
 
 def test_three_hosts_that_type_the_same_are_looked_at_together(tmp_path: Path):
