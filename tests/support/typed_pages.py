@@ -7,7 +7,7 @@ The rules for pages:
 - A remark follows ` # `. `# ends with code 75` is the expected exit code; `# ends with code 0, or 1`: either of them; otherwise it is 0.
 - The lines below a command must be in its output; a number stands for any number, a unit for any unit, and `...` for any text.
 - A command in a sentence, a table or another block must be run on some page, unless it only names a verb or has a placeholder
-  in CAPITALS: test_asides.py.
+  in CAPITALS: test_commands.py.
 - A word of 16 hexadecimal digits is a digest: if a page shows the same one again, the program must print the same one again; another, another.
 """
 
