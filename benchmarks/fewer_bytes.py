@@ -88,7 +88,7 @@ def build_mnist(config: MnistConfig, _run: paceline.Run) -> tuple[nn.Module, Any
 
 
 GPT_WORDS = ["steps=256", "context_length=64", "batch.global_size=16"]
-MNIST_WORDS = ["batch.global_size=32", "epochs=2"]
+MNIST_WORDS = ["batch.global_size=32", "epochs=2", "lr.base=0.001"]
 TASKS = {
     "gpt": Task(GptConfig, GPT_WORDS, build_gpt, gpt.build_optimizer),
     "mnist": Task(MnistConfig, MNIST_WORDS, build_mnist, mnist.build_optimizer),

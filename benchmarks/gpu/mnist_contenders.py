@@ -194,6 +194,7 @@ def with_paceline(epochs: int, *words: str) -> Clock:
         f"epochs={epochs}",
         f"batch.global_size={BATCH}",
         "batch.lanes=1",
+        "data=mnist",
         "checkpoint.every=end",
     ]
     mnist.main(config_from_words(mnist.MnistConfig, [*fixed, "lr.schedule=constant", *words]))

@@ -1,15 +1,46 @@
 """The recipes: they learn, and they learn the same bits in every world, however they are started."""
 
 import json
+import re
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
+import pytest
 import torch
 
 from paceline.config import config_from_words
+from paceline.course.catalog import find_lesson
 from paceline.recipes.digits import embedded_digits, mnist_digits
-from paceline.recipes.mnist import GrayConv2d, Net
+from paceline.recipes.mnist import DigitsNet, GrayConv2d, MnistConfig, Net
+from paceline.recipes.mnist import main as train_mnist
 from paceline.recipes.toy import ToyConfig
 from paceline.recipes.toy import main as train_toy
+
+
+@pytest.fixture(scope="module")
+def digest_of_the_recipe(tmp_path_factory):
+    """The SHA-256 of the recipe after an epoch; it prints the first 16 digits."""
+    folder = tmp_path_factory.mktemp("recipe")
+    train_mnist(config_from_words(MnistConfig, ["epochs=1", "seed=3", f"runs={folder}"]))
+    events = (folder / "mnist" / "events.jsonl").read_text().splitlines()
+    return json.loads(events[-1])["digest"]
+
+
+@pytest.mark.parametrize(
+    "ranks", [1, 3, *(pytest.param(number, marks=pytest.mark.heavy) for number in (2, 4))]
+)
+def test_the_promise_in_one_file_computes_the_same_digest(ranks, digest_of_the_recipe, tmp_path):
+    lesson = find_lesson("36")
+    assert "import paceline" not in lesson.source
+    assert "from paceline" not in lesson.source
+    assert len(lesson.source.splitlines()) <= 300
+    words = [sys.executable, str(lesson.path), "-n", str(ranks), "epochs=1", "seed=3"]
+    done = subprocess.run(
+        words, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True
+    )
+    assert re.findall(r"SHA-256 (\w+)", done.stdout) == [digest_of_the_recipe]
 
 
 def test_toy_learns(tmp_path, monkeypatch):
@@ -35,6 +66,25 @@ def test_the_network_is_that_of_the_torch_examples():
     }
     rates = [module.p for module in Net().modules() if isinstance(module, torch.nn.Dropout)]
     assert rates == [0.25, 0.5]
+
+
+def test_the_network_of_the_embedded_digits_is_small():
+    assert sum(value.numel() for value in DigitsNet().parameters()) == 80_202
+    for norm in ("none", "batch"):
+        assert DigitsNet(norm)(embedded_digits()[1][0][:3]).shape == (3, 10)
+
+
+def test_files_of_mnist_train_the_larger_network_at_its_own_rate(tmp_path, monkeypatch):
+    (images, labels), _ = embedded_digits()
+    few = images[:9], labels[:9]
+    monkeypatch.setattr("paceline.recipes.mnist.read_digits", lambda _: (few, few))
+    fixed = ["data=mnist", "steps=1", f"runs={tmp_path}"]
+    for name, given, rate in (("own", [], 0.001), ("given", ["lr.base=0.005"], 0.005)):
+        train_mnist(config_from_words(MnistConfig, [*fixed, f"name={name}", *given]))
+        saved = tomllib.loads((tmp_path / name / "config.toml").read_text())
+        assert saved["lr"]["base"] == rate
+    [manifest] = tmp_path.glob("own/checkpoints/*/manifest.json")
+    assert "dropout2.training" in manifest.read_text(), "the network of the tutorial"
 
 
 def test_embedded_digits_are_complete_and_never_shared_by_training_and_test():
