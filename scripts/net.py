@@ -49,7 +49,7 @@ TRAININGS: dict[str, tuple[str, tuple[str, ...], tuple[int, ...], int]] = {
     "stream": ("examples/stream.py", (), (2,), 1),
     "gpu, mnist, captured": ("mnist", ("capture=true",), (1, 2), 1),
     "gpu, mnist, BatchNorm, captured": ("mnist", ("capture=true", "norm=batch", "clip_norm=0.5"), (1, 2), 1),
-    "gpu, mnist, bf16, captured": ("mnist", ("capture=true", "precision=bf16"), (1, 2), 1),
+    "gpu, mnist, fp32, captured": ("mnist", ("capture=true", "precision=fp32"), (1, 2), 1),
     "gpu, mnist, compiled": ("mnist", ("compile=true", "capture=false"), (1, 2), 1),
     "gpu, gpt, captured": ("gpt", (*TINY, "capture=true", "compile=false"), (1, 2), 1),
     "gpu, gpt, bf16-master, captured": ("gpt", (*TINY, "capture=true", "precision=bf16-master"), (1, 2), 1),
