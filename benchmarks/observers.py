@@ -26,10 +26,10 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 
 import paceline
+from paceline.exact.row import StepEngine
 from paceline.hang.flight_recorder import last_collectives
 from paceline.telemetry.phases import PhaseClock
 from paceline.telemetry.pulse import Pulse
-from paceline.train.gradients.note import StepEngine
 from paceline.train.observers.observers import Observers
 from paceline.world.world import World
 

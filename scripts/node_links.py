@@ -27,12 +27,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from paceline.config import RunConfig
 from paceline.config.values import with_settings
+from paceline.exact.buckets import BucketedSum, make_buckets
+from paceline.exact.exchange import Exchange, choose_exchange, two_levels
+from paceline.exact.row import Layout, Rows
 from paceline.telemetry.phases import PhaseClock
-from paceline.train.gradients.bucket_exchange import Exchange
-from paceline.train.gradients.exchange_choice import choose_exchange, two_levels
-from paceline.train.gradients.gradient_buckets import make_buckets
-from paceline.train.gradients.gradient_sum import BucketedSum
-from paceline.train.gradients.note import Note
 from paceline.world.process_group import join, wait_for_all
 from paceline.world.world import World
 from support.lane_sums import sums_of_rank
@@ -85,8 +83,9 @@ def stepper(world: World, width: int) -> Callable[[], list[Tensor]]:
 
     def step() -> list[Tensor]:
         summed.begin()
+        rows = Rows(Layout(), each, torch.device("cpu"))
         for number, samples in enumerate(lanes, 1):
-            summed.before_lane(Note(0.0, 1.0), last=number == each)
+            summed.before_lane(rows, last=number == each)
             net(samples).square().mean().backward()
             if number < each:
                 summed.after_lane()

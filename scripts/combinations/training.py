@@ -14,8 +14,8 @@ from torch import Tensor, nn
 import paceline
 from paceline.config.values import with_settings
 from paceline.errors import Stopped
-from paceline.train.model.sharded_tensor import whole
-from paceline.train.saving.state import content, digests_of_all
+from paceline.exact.sharded_tensor import whole
+from paceline.exact.state import content, digests_of_all
 
 STEPS = 7
 """Four steps make an epoch, so a training ends in the middle of its second one."""

@@ -17,7 +17,7 @@ from markup import text
 import paceline
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
-GIVEN = {"Step": "paceline.train.run_step", "Losses": "paceline.train.step.lane_loss"}
+GIVEN = {"Step": "paceline.train.run_step", "Losses": "paceline.exact.loss"}
 """Classes whose objects user code gets, but does not create."""
 SETTINGS = "RunConfig"
 FOR_THE_RUN = {"RunConfig", "Stream"}

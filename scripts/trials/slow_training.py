@@ -18,8 +18,7 @@ from torch.nn.functional import mse_loss
 import paceline
 from paceline.config import BatchConfig, CheckpointConfig, RunConfig
 from paceline.data.reading.batches import Batches
-from paceline.train.gradients.gradient_buckets import Bucket
-from paceline.train.gradients.gradient_sum import BucketedSum
+from paceline.exact.buckets import Bucket, BucketedSum
 
 SAMPLES, WIDTH = 2048, 64
 

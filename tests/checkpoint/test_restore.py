@@ -19,7 +19,7 @@ from paceline.checkpoint.manifest import Manifest, NewerFormat
 from paceline.checkpoint.save import Saver
 from paceline.errors import ConfigError
 from paceline.events import surviving
-from paceline.train.saving.state import load_state, named_state, python_numbers
+from paceline.exact.state import load_state, named_state, python_numbers
 from support.checkpoint_contents import files_of, flip, part_of
 from support.checkpoint_trainings import (
     OPTIMIZERS,

@@ -31,7 +31,7 @@ from paceline.rundir import RunDir
 from paceline.telemetry.pulse import REST_S, Pulse
 
 WHERE = CodeLine("/home/me/data.py", 88, "load_batch", "user")
-WAITS = CodeLine("/x/paceline/train/gradients/bucket_exchange.py", 108, "advance", "paceline")
+WAITS = CodeLine("/x/paceline/exact/exchange.py", 108, "advance", "paceline")
 SAVES = CodeLine("/x/paceline/checkpoint/save.py", 160, "_hear", "paceline")
 WRITES = CodeLine("/x/paceline/checkpoint/local_storage.py", 99, "write", "paceline")
 

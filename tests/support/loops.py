@@ -16,7 +16,7 @@ from torch.nn.functional import mse_loss
 import paceline
 from paceline.config import RunConfig
 from paceline.config.values import with_settings
-from paceline.train.saving.state import state_digest
+from paceline.exact.state import state_digest
 from paceline.world.world import World
 
 SHORT = {"batch.global_size": 8, "batch.lanes": 4, "epochs": 2, "checkpoint.every": "end"}

@@ -12,9 +12,9 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from paceline.exact import exchange
+from paceline.exact.exchange import Exchange, TreeShape
 from paceline.scale.batch import share
-from paceline.train.gradients import bucket_exchange, two_level_exchange
-from paceline.train.gradients.bucket_exchange import Exchange, TreeShape
 from paceline.world.node_groups import NodeGroups
 
 
@@ -101,10 +101,8 @@ def _gather(received: Tensor, sent: Tensor, group: Group) -> Delivery:
 def simulated_wires() -> Iterator[Wires]:
     """Replace the network of the exchanges."""
     with (
-        patch.object(bucket_exchange, "exchange", _exchange),
-        patch.object(bucket_exchange, "gather", _gather),
-        patch.object(two_level_exchange, "exchange", _exchange),
-        patch.object(two_level_exchange, "gather", _gather),
+        patch.object(exchange, "exchange", _exchange),
+        patch.object(exchange, "gather", _gather),
     ):
         yield Wires()
 
@@ -128,15 +126,15 @@ def groups_of(wires: Wires, rank: int, nodes: int, per_node: int) -> NodeGroups:
 
 
 def totals(
-    exchanges: list[Exchange], sums: list[list[Tensor]], note_length: int = 0
+    exchanges: list[Exchange], sums: list[list[Tensor]], row_length: int = 0
 ) -> list[Tensor]:
-    """Run the exchanges of all ranks to their end; return the total that each rank has. Those that can, carry empty notes."""
+    """Run the exchanges of all ranks to their end; return the total that each rank has. Those that can, carry empty rows."""
     found = [torch.full_like(rows[0], float("nan")) for rows in sums]
-    for exchange, rows in zip(exchanges, sums, strict=True):
-        carries_notes = getattr(exchange, "carries_notes", False)
-        notes = [torch.zeros(note_length, dtype=torch.float64) for _ in rows]
-        exchange.start(rows, notes if carries_notes else [])
+    for one, rows in zip(exchanges, sums, strict=True):
+        carries_rows = getattr(one, "carries_rows", False)
+        of_lanes = [torch.zeros(row_length, dtype=torch.float64) for _ in rows]
+        one.start(rows, of_lanes if carries_rows else [])
     done = [False] * len(exchanges)
     while not all(done):
-        done = [exchange.advance(total) for exchange, total in zip(exchanges, found, strict=True)]
+        done = [one.advance(total) for one, total in zip(exchanges, found, strict=True)]
     return found

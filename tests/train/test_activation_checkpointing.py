@@ -15,9 +15,9 @@ from torch.utils.checkpoint import checkpoint
 import paceline
 from paceline.config import RunConfig, config_from_words
 from paceline.errors import ConfigError, TrainingError
-from paceline.train.gradients import gradient_sum
-from paceline.train.gradients.gradient_buckets import make_buckets
-from paceline.train.saving.state import state_digest
+from paceline.exact import buckets
+from paceline.exact.buckets import make_buckets
+from paceline.exact.state import state_digest
 from paceline.world.world import World
 from support.loops import fit
 from support.processes import in_worlds, on_processes, run_on_processes
@@ -65,7 +65,7 @@ def data() -> tuple[Tensor, Tensor]:
 
 
 def learned(config: RunConfig, world: World, *, reentrant: bool, names: list[str]) -> list[str]:
-    gradient_sum.make_buckets = many_buckets
+    buckets.make_buckets = many_buckets
     models = [Again(*_SHAPES[name], reentrant=reentrant) for name in names]
     return [fit(world, config, model, data()).digest for model in models]
 
@@ -105,7 +105,7 @@ class _Late(torch.autograd.Function):
 
 @on_processes(2, **{**SETTINGS, "batch.lanes": 2})
 def test_a_gradient_that_is_written_after_it_was_sent_ends_the_run(config, world) -> None:
-    gradient_sum.make_buckets = many_buckets
+    buckets.make_buckets = many_buckets
 
     class Model(nn.Module):
         def __init__(self) -> None:

@@ -13,8 +13,8 @@ from torch.nn.functional import embedding
 import paceline
 from paceline.config.values import with_settings
 from paceline.errors import ConfigError, TrainingError
-from paceline.train.saving.state import state_digest
-from paceline.train.step import forward_writes
+from paceline.exact import forward_writes
+from paceline.exact.state import state_digest
 from paceline.world.world import World
 from support.loops import RunIn, fit, squares
 from support.processes import in_worlds, on_processes, run_on_processes

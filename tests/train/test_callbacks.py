@@ -10,8 +10,8 @@ import torch
 
 import paceline
 from paceline.errors import ConfigError, Stopped, TrainingError
+from paceline.exact.state import state_digest
 from paceline.train.callbacks import MOMENTS, Callback
-from paceline.train.saving.state import state_digest
 from support.loops import SHORT, config_in, line, updated
 from support.loops import events_in as events
 from support.processes import in_worlds, run_on_processes

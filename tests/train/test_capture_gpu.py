@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import paceline
 from paceline.config import RunConfig, config_from_words
-from paceline.train.saving.state import state_digest
+from paceline.exact.state import state_digest
 from support.processes import run_on_processes
 
 pytestmark = pytest.mark.gpu

@@ -3,7 +3,6 @@
 import copy
 from types import SimpleNamespace
 
-import numpy
 import pytest
 import torch
 from torch import nn
@@ -12,14 +11,13 @@ from torch.nn.functional import mse_loss
 from paceline.config import RunConfig
 from paceline.config.diloco import LocalSgdConfig
 from paceline.errors import ConfigError
+from paceline.exact.buckets import BucketedSum
+from paceline.exact.graph import ChangedState, may_capture
+from paceline.exact.graph_kinds import UpdateKinds
+from paceline.exact.lanes import UpdateCall
+from paceline.exact.row import Layout, Rows
+from paceline.exact.strategy import Strategy
 from paceline.telemetry.phases import PhaseClock
-from paceline.train.gradients.gradient_sum import BucketedSum
-from paceline.train.gradients.note import Note
-from paceline.train.step.captured_change import ChangedState
-from paceline.train.step.cuda_graph import may_capture
-from paceline.train.step.update_kinds import UpdateKinds
-from paceline.train.step.updates import UpdateCall
-from paceline.train.strategy import Strategy
 from paceline.world.world import World
 from support.loops import lanes_of
 from support.processes import in_worlds, run_on_processes
@@ -65,17 +63,17 @@ def lanes_added(config, world) -> list[float]:
     found: list[float] = []
     for step in lanes_of(world, config, data):
         add.begin()
-        notes = []
-        for lane in step.lanes:
+        rows = Rows(Layout(), len(step.lanes), torch.device("cpu"))
+        for row, lane in enumerate(step.lanes):
             value = mse_loss(head(model(lane.batch[0]).double()).float(), lane.batch[1])
-            notes.append(Note(value.item() * lane.samples, float(lane.samples)))
-            add.before_lane(notes[-1], last=False)
+            rows.write(row, {"loss": value}, lane)
+            add.before_lane(rows, last=False)
             value.backward()
             if lane is not step.lanes[-1]:
                 add.after_lane()
         alone = world.size == 1
-        total = add.finish() if alone else add.send_results(add.lane_results(), notes)
-        found += [total.loss, total.counted]
+        total = add.finish() if alone else add.send_results(add.lane_results(), rows)
+        found += total.tolist()
         found += [float(value.grad.double().sum()) for value in parameters]
         found += parameters[0].grad.flatten().tolist()
     return found
@@ -205,14 +203,14 @@ def test_a_replayed_change_is_compared_and_the_eager_one_is_kept(fault):
 
 
 def exchanges_by_length(config, world) -> bool:
-    """Send notes of two lengths in turn; return whether each length keeps its exchange."""
+    """Send rows of two lengths in turn; return whether each length keeps its exchange."""
     parameters = [nn.Parameter(torch.zeros(3))]
     add = BucketedSum(parameters, 2, world, PhaseClock(), exact=True)
     seen: dict[int, set[int]] = {}
     kept = []
     for length in (0, 2, 0, 2):
         add.begin()
-        add.before_lane(Note(1.0, 1.0, numpy.zeros(length)), last=True)
+        add.before_lane(Rows(Layout(buffers=length), 1, torch.device("cpu")), last=True)
         parameters[0].sum().backward()
         add.finish()
         kept.append(add._buckets[-1].exchange)

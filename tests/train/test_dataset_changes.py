@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, Subset
 import paceline
 from paceline.config.values import with_settings
 from paceline.errors import ConfigError
-from paceline.train.saving.state import state_digest
+from paceline.exact.state import state_digest
 from paceline.world.world import World
 from support.loops import RunIn, line
 from support.processes import run_on_processes

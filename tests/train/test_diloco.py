@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from paceline.config import RunConfig, config_from_words
 from paceline.errors import ConfigError, Stopped
 from paceline.events import RunEnded, surviving
-from paceline.train.gradients import bucket_exchange as exchange
+from paceline.exact import exchange
 from paceline.verify.records import first_difference, read_record
 from paceline.world.process_group import join
 from paceline.world.world import World

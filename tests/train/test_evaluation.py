@@ -16,8 +16,8 @@ from paceline.data.reading.source import as_source
 from paceline.data.reading.transform import Transformed
 from paceline.data.shards.index import Column, DatasetIndex, ShardFacts
 from paceline.errors import ConfigError
+from paceline.exact.state import state_digest
 from paceline.train.evaluation.evaluation_source import EvaluationSources
-from paceline.train.saving.state import state_digest
 from paceline.world.world import World
 from support.loops import SHORT, config_in
 from support.processes import in_worlds, run_on_processes

@@ -10,10 +10,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
+from paceline.exact.exchange import AllGatherExchange, TreeShape, choose_exchange
 from paceline.scale.batch import share
 from paceline.scale.tree import whole_subtrees
-from paceline.train.gradients.bucket_exchange import AllGatherExchange, TreeShape
-from paceline.train.gradients.exchange_choice import choose_exchange
 from paceline.world.world import World
 from support.processes import run_on_processes
 

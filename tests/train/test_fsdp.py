@@ -12,14 +12,14 @@ from torch.nn.functional import mse_loss
 
 from paceline.config import RunConfig, config_from_words
 from paceline.errors import ConfigError
+from paceline.exact.parallel import prepare
+from paceline.exact.state import state_digest
+from paceline.exact.strategy import Strategy
 from paceline.recipes.gpt import build_optimizer, token_loss
 from paceline.recipes.gpt_config import GptConfig, design_of
 from paceline.recipes.gpt_model import GPT, Block
 from paceline.scale.batch import share
 from paceline.scale.tree import additions_by_turn, children
-from paceline.train.model.parallel import prepare
-from paceline.train.saving.state import state_digest
-from paceline.train.strategy import Strategy
 from paceline.world.world import World
 from support.loops import fit, run_trainer
 from support.processes import run_on_processes

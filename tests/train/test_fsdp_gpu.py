@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from paceline.config import config_from_words
+from paceline.exact.graph import CapturedUpdates
 from paceline.recipes.gpt import build_optimizer, token_loss
 from paceline.recipes.gpt_config import GptConfig, design_of
 from paceline.recipes.gpt_model import GPT, Block
-from paceline.train.step.cuda_graph import CapturedUpdates
 from paceline.world.process_group import join
 from support.loops import Fitted, fit
 from support.processes import run_on_processes

@@ -13,8 +13,8 @@ from torch import nn
 import paceline
 from paceline.config import RunConfig, config_from_words
 from paceline.events import surviving
+from paceline.exact.state import state_digest
 from paceline.recipes.mnist import MnistConfig
-from paceline.train.saving.state import state_digest
 from support.datasets import make_dataset
 from support.loops import events_in, fit
 from support.processes import run_on_processes

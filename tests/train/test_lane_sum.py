@@ -4,12 +4,11 @@ import pytest
 import torch
 from torch import nn
 
+from paceline.exact import exchange
+from paceline.exact.buckets import LaneStack
+from paceline.exact.exchange import AllGatherExchange, AllToAllExchange, TreeShape, choose_exchange
+from paceline.exact.row import merge_rows
 from paceline.scale.tree import merges_after
-from paceline.train.gradients import exchange_choice
-from paceline.train.gradients.bucket_exchange import AllGatherExchange, AllToAllExchange, TreeShape
-from paceline.train.gradients.exchange_choice import choose_exchange
-from paceline.train.gradients.lane_stack import LaneStack
-from paceline.train.gradients.note import Note
 from paceline.world.world import World
 from support.lane_sums import lane_values, sums_of_rank, tree_sum
 from support.loops import fit
@@ -60,7 +59,7 @@ def gradients(config, world, *, wide: int, tiny_buckets: bool) -> str:
     """Some steps of a model with several buckets; the digest of what was learned."""
     if tiny_buckets:
         # every bucket goes in slices, notes on their own
-        exchange_choice._SMALL_BYTES = exchange_choice._CARRIES_NOTES_BYTES = 64
+        exchange._SMALL_BYTES = exchange._CARRIES_ROWS_BYTES = 64
     model = nn.Sequential(
         nn.Linear(8, wide), nn.Tanh(), nn.Linear(wide, wide), nn.Tanh(), nn.Linear(wide, 1)
     )
@@ -87,16 +86,18 @@ def test_a_model_of_several_buckets_learns_the_same_bits_on_one_to_four_ranks(
     )
 
 
-def test_notes_and_gradients_are_added_along_the_tree() -> None:
+def test_rows_and_gradients_are_added_along_the_tree() -> None:
     weight = nn.Parameter(torch.zeros(1))
     stack = LaneStack([weight], merges_after(range(6), 6))
     values = [torch.tensor([10.0**lane / 3]) for lane in range(6)]
     for value in values:
-        stack.before_lane(Note(float(value), 1.0))
+        stack.before_lane()
         weight.grad = (
             value.clone() if weight.grad is None else weight.grad.add_(value)
         )  # what backward does
         stack.push(stack.after_lane())
     assert [sums[0] for sums in stack.sums] == [tree_sum(values, range(6))]
-    assert [note.counted for note in stack.notes] == [6.0]
-    assert stack.notes[0].loss == float(tree_sum([value.double() for value in values], range(6)))
+    rows = torch.stack([value.double() for value in values])
+    assert merge_rows(rows, merges_after(range(6), 6))[0].item() == float(
+        tree_sum([value.double() for value in values], range(6))
+    )

@@ -17,7 +17,8 @@ import paceline
 from paceline.config import RunConfig, config_from_words
 from paceline.data.reading.source import as_source
 from paceline.errors import ConfigError
-from paceline.train.step.lane_loss import lane_loss
+from paceline.exact.loss import named_values
+from paceline.exact.row import Layout
 
 
 @pytest.mark.parametrize(
@@ -131,10 +132,10 @@ def test_what_a_model_returns_is_no_loss() -> None:
         (1.0, ".item()"),
     ]:
         with pytest.raises(ConfigError) as refused:
-            lane_loss(result, 4)
+            named_values(result)
         assert typed in refused.value.fix
-    assert lane_loss(Pair(loss, 2), 4).by_count
-    assert lane_loss(Output(loss=loss, kl=2.0), 4).names == ("loss", "kl")
+    assert Layout.of(named_values(Pair(loss, 2))[1], 0).by_count
+    assert list(named_values(Output(loss=loss, kl=2.0))[1]) == ["loss", "kl"]
 
 
 class Iterated(IterableDataset[int]):

@@ -7,16 +7,16 @@ import time
 import pytest
 
 from paceline.config import RunConfig
-from paceline.train.gradients.note import Note
+from paceline.exact.row import StepSums
 from paceline.train.observers.meter import Meter, WarmUp
 
 
 class OneRank:
     """An engine whose sums are those of this rank."""
 
-    def total(self, note: Note) -> Note:
-        """Return the note of the only rank."""
-        return note
+    def total(self, sums: StepSums) -> StepSums:
+        """Return the sums of the only rank."""
+        return sums
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def speed_of(config: RunConfig, clock: list[float], seconds: list[float]) -> tup
     for spent in seconds:
         warm_up.begin()
         clock[0] += spent
-        meter.add(Note(8.0, 8.0), 8)
+        meter.add(StepSums(8.0, 8.0), 8)
         if warm_up.counts(8):
             meter.leave_out(warm_up.seconds, 8)
     return meter.close(OneRank())  # type: ignore[arg-type]
@@ -58,8 +58,8 @@ def test_an_evaluation_within_a_first_step_is_left_out_once(clock: list[float]) 
     clock[0] += 5.0  # an evaluation of 4 s in a step of 1 s
     meter.leave_out(4.0)
     warm_up.leave_out(4.0)
-    meter.add(Note(0.0, 1.0), 1)
+    meter.add(StepSums(0.0, 1.0), 1)
     meter.leave_out(warm_up.seconds, 1)
     clock[0] += 2.0
-    meter.add(Note(0.0, 1.0), 1)
+    meter.add(StepSums(0.0, 1.0), 1)
     assert meter.close(OneRank())[1] == 0.5  # type: ignore[arg-type]

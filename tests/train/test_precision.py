@@ -10,10 +10,10 @@ from torch import nn
 
 from paceline.config import BatchConfig, RunConfig, config_from_words
 from paceline.errors import ConfigError
+from paceline.exact.precision import Precision
 from paceline.recipes.gpt import build_optimizer, token_loss
 from paceline.recipes.gpt_config import GptConfig, design_of
 from paceline.recipes.gpt_model import GPT
-from paceline.train.model.precision import Precision
 from paceline.world.world import World
 from support.loops import fit, sgd
 from support.processes import in_worlds, run_on_processes

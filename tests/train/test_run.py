@@ -17,7 +17,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import paceline
-from paceline.train.saving.state import state_digest
+from paceline.exact.state import state_digest
 from support.loops import Patience
 from support.processes import run_on_processes
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import paceline
-from paceline.train.script_values import ScriptValues
+from paceline.exact.graph_kinds import ScriptValues
 
 SCALE = 1.0
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from paceline.train.step import losses
+from paceline.exact import loss_checks
 from support.loops import fit
 from support.processes import on_processes
 
@@ -92,7 +92,7 @@ def counted_tokens(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 def said_of(world, config, loss, target: Tensor, model: nn.Module | None = None) -> list[str]:
     said: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(losses.terminal, "error", said.append)
+        patch.setattr(loss_checks.terminal, "error", said.append)
         fit(world, config, model or nn.Linear(6, 30), (ROWS, target), loss=loss)
     return said
 

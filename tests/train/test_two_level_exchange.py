@@ -12,15 +12,16 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.train.gradients import exchange_choice
-from paceline.train.gradients.bucket_exchange import (
+from paceline.exact import exchange
+from paceline.exact.exchange import (
     AllGatherExchange,
     AllToAllExchange,
     Exchange,
     TreeShape,
+    TwoLevelExchange,
+    choose_exchange,
+    two_levels,
 )
-from paceline.train.gradients.exchange_choice import choose_exchange, two_levels
-from paceline.train.gradients.two_level_exchange import TwoLevelExchange
 from paceline.world.node_groups import NodeGroups
 from paceline.world.world import World
 from support.lane_sums import lane_values, sums_of_rank, tree_sum
@@ -78,7 +79,7 @@ def summed(
 @pytest.mark.parametrize("small", [0, 1 << 18], ids=["slices", "gathered"])
 @pytest.mark.parametrize(("nodes", "per_node"), PLACES)
 def test_every_rank_has_the_bits_of_the_tree(nodes, per_node, small, monkeypatch) -> None:
-    monkeypatch.setattr(exchange_choice, "_SMALL_SLICES_BYTES", small)
+    monkeypatch.setattr(exchange, "_SMALL_SLICES_BYTES", small)
     ranks = nodes * per_node
     for lanes in (ranks, ranks + 1, 2 * ranks - 1, 30):
         for size, dtype in ((1, torch.float64), (97, torch.float32)):
@@ -90,7 +91,7 @@ def test_every_rank_has_the_bits_of_the_tree(nodes, per_node, small, monkeypatch
 
 @pytest.mark.parametrize(("nodes", "per_node"), PLACES)
 def test_a_node_never_sends_more_messages_or_bytes_than_flat(nodes, per_node, monkeypatch) -> None:
-    monkeypatch.setattr(exchange_choice, "_SMALL_SLICES_BYTES", 0)
+    monkeypatch.setattr(exchange, "_SMALL_SLICES_BYTES", 0)
     ranks = nodes * per_node
     for lanes in (ranks, ranks + 1, 2 * ranks - 1, 2 * ranks, 30):
         values = lane_values(lanes, 12 * ranks, torch.float32)
@@ -107,7 +108,7 @@ def test_small_buckets_and_other_nodes_stay_flat(monkeypatch) -> None:
         made.append(of)
         return groups_of(Wires(), 0, 2, 2) if of.nodes == 2 else None
 
-    monkeypatch.setattr(exchange_choice, "node_groups", groups)
+    monkeypatch.setattr(exchange, "node_groups", groups)
     small, large = torch.empty(1 << 16), torch.empty((1 << 16) + 1)
     shape, uneven = TreeShape.of(4, world), TreeShape.of(4, replace(world, nodes=3))
     assert isinstance(choose_exchange(small, 5, shape, CPU), AllGatherExchange)
@@ -129,7 +130,7 @@ def stated() -> list[tuple[int, int, str, int, float]]:
 @pytest.mark.parametrize("row", stated(), ids=lambda row: "-".join(map(str, row[:3])))
 def test_the_page_states_what_a_node_sends(row, monkeypatch) -> None:
     nodes, per_node, kind, messages, sent = row
-    monkeypatch.setattr(exchange_choice, "_SMALL_SLICES_BYTES", 0)
+    monkeypatch.setattr(exchange, "_SMALL_SLICES_BYTES", 0)
     values = lane_values(nodes * per_node, 3 * nodes * per_node, torch.float32)
     if kind == "flat":
         counted = summed_flat(values, nodes, per_node)
@@ -144,7 +145,7 @@ def trained(config, world: World, *, per_node: int) -> tuple[str, bool]:
     node, local_rank = divmod(world.rank, per_node)
     nodes = world.size // per_node
     world = replace(world, node=node, nodes=nodes, local_rank=local_rank, local_size=per_node)
-    exchange_choice._FLAT_BYTES = exchange_choice._SMALL_SLICES_BYTES = 64
+    exchange._FLAT_BYTES = exchange._SMALL_SLICES_BYTES = 64
     model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 64), nn.Linear(64, 1))
     generator = torch.Generator().manual_seed(3)
     data = torch.randn(21, 8, generator=generator), torch.randn(21, 1, generator=generator)

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from paceline.config import BatchConfig, RunConfig
 from paceline.config.diloco import LocalSgdConfig
 from paceline.errors import TrainingError
-from paceline.train.saving.state import load_state, named_state
+from paceline.exact.state import load_state, named_state
 from paceline.world.world import World
 from support.loops import Fitted, fit, lanes_of, sgd
 from support.processes import in_worlds, run_on_processes

@@ -31,8 +31,8 @@ _MAY_DIFFER = {"all-to-all", "alltoall", "gather", "scatter", "broadcast", "barr
 _INNERMOST = 6
 _COLLECTIVE_FILES = (
     "/torch/distributed/",
-    "/paceline/train/gradients/bucket_exchange.py",
-    "/paceline/train/step/captured_update.py",  # a replayed exchange, of which torch records nothing
+    "/paceline/exact/exchange.py",
+    "/paceline/exact/graph.py",  # a replayed exchange, of which torch records nothing
     "/paceline/world/collectives.py",
 )
 _NEWEST = 5  # collectives that a rank may start before it notices that a peer was aborted

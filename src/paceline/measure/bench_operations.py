@@ -14,9 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from paceline.exact.exchange import TreeShape, choose_exchange
 from paceline.measure.bench_plan import ELEMENT_BYTES
-from paceline.train.gradients.bucket_exchange import TreeShape
-from paceline.train.gradients.exchange_choice import choose_exchange
 from paceline.world.collectives import exchange, gather
 from paceline.world.world import World
 

@@ -12,7 +12,7 @@ from paceline.config import RunConfig
 from paceline.config.given import choose, chosen, is_given
 from paceline.config.values import flatten
 from paceline.errors import PacelineError
-from paceline.train.strategy import capture_obstacle
+from paceline.exact.strategy import capture_obstacle
 from paceline.world.detect import detect_world
 from paceline.world.device import choose_device
 

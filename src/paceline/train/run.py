@@ -16,6 +16,7 @@ from paceline.data.reading.collate import Collate
 from paceline.data.reading.comparison import DataComparison, name_of
 from paceline.errors import ConfigError
 from paceline.events import Sink
+from paceline.exact.strategy import Strategy
 from paceline.train.callbacks import Callback, Callbacks
 from paceline.train.carried import carried_variables
 from paceline.train.likely_mistakes import missing_of_run, refuse_no_config, refuse_other_call
@@ -26,7 +27,6 @@ from paceline.train.run_step import Step, with_length
 from paceline.train.saving.run_state import Registered
 from paceline.train.script_state import GENERATORS, ScriptState
 from paceline.train.script_steps import ScriptSteps
-from paceline.train.strategy import Strategy
 from paceline.train.uncaught import show_briefly
 from paceline.train.unusual_calls import UnusualCalls
 from paceline.world.process_group import join
@@ -290,7 +290,7 @@ class Run(RunObjects):
         seed_everything(self.config.seed, plan.index)
         self._loop.begin_step(batch)
         step._read = batch  # noqa: SLF001 - the run made it
-        self._step, self._note, self._updates = step, None, 0
+        self._step, self._sums, self._updates = step, None, 0
         self._unusual.begin_step(plan.index)
         self._callbacks.call("step_start", step)
         return step
@@ -305,8 +305,8 @@ class Run(RunObjects):
         if self._script_steps.is_idle_for_long(ends_epoch=self._step.ends_epoch):
             self._warn("no step until now has called run.update, so nothing was trained", _UPDATE)
         batch, self._step = self._step._batch, None  # noqa: SLF001 - the run made it
-        note = self._note or self._loop.agree_without_update()
-        return self._loop.complete(batch, note)
+        sums = self._sums or self._loop.agree_without_update()
+        return self._loop.complete(batch, sums)
 
     def finish(self, reason: str) -> None:
         """End the loop after this step; the run is then complete. Every rank must call this.

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from paceline.config import RunConfig
 from paceline.data.reading.collate import Collate
 from paceline.errors import ConfigError
+from paceline.exact.strategy import Strategy
 from paceline.train.callbacks import Callbacks
 from paceline.train.evaluation.inference import Inference, Pass, Score
 from paceline.train.rank_helpers import RankHelpers
 from paceline.train.run_loop import RunLoop
 from paceline.train.saving.run_state import Registered
-from paceline.train.strategy import Strategy
 
 _WITH_SEED, _BY_STEP = 1, 2  # keep the random numbers of each apart
 

@@ -22,12 +22,17 @@ from paceline.events import (
     ScriptChanged,
     StepDone,
 )
+from paceline.exact.graph import CapturedUpdates, may_capture
+from paceline.exact.local_sgd import ReplicaUpdates
+from paceline.exact.row import RankRequests, StepSums
+from paceline.exact.state import digests_of_all
+from paceline.exact.step import Updates
+from paceline.exact.strategy import Strategy
 from paceline.launch.gc_pause import resume_gc
 from paceline.scale.batch import StepPlan
 from paceline.train.callbacks import Callbacks
 from paceline.train.dataset_changes import DatasetChanges
 from paceline.train.gpu_settings import describe_speed
-from paceline.train.gradients.note import Note, RankRequests
 from paceline.train.observers.console import describe_run, rank_line, say
 from paceline.train.observers.meter import Meter, WarmUp
 from paceline.train.observers.observers import Observers
@@ -37,11 +42,8 @@ from paceline.train.run_folder import RunFolder
 from paceline.train.saving.checkpointing import Checkpoints, shorten
 from paceline.train.saving.final_state import FinalState
 from paceline.train.saving.run_state import Registered, RunState
-from paceline.train.saving.state import digests_of_all
 from paceline.train.script_settings import ScriptSettings
-from paceline.train.step.engine import make_updates
 from paceline.train.stopping import Stopping
-from paceline.train.strategy import Strategy
 from paceline.verified import facts_of, save_facts, what_is_shown
 from paceline.version import VERSION
 from paceline.world.device import peak_of_all
@@ -71,10 +73,13 @@ class RunLoop:
         self._parts, self.batches = parts, batches
         self._rates = Rates(config, parts, batches.total_samples)
         models, optimizers = list(parts.models.values()), list(parts.optimizers.values())
+        kind = Updates
+        if may_capture(world, config, strategy, optimizers):
+            kind = CapturedUpdates
+        elif strategy.replicas:
+            kind = ReplicaUpdates
         total = batches.total_samples
-        self.updates = make_updates(
-            world, config, strategy, models, optimizers, total, self._requests
-        )
+        self.updates = kind(world, config, strategy, models, optimizers, total, self._requests)
         self._rates.least = self.updates.least_rate
         self._since_report, self._in_epoch, self._warm_up = Meter(), Meter(), WarmUp(config)
         meters = {"since_report": self._since_report, "in_epoch": self._in_epoch}
@@ -197,16 +202,16 @@ class RunLoop:
         is_due = (bool(every) and done % every == 0) or is_last
         return is_due and is_synchronized
 
-    def complete(self, batch: RankBatch, note: Note) -> bool:
+    def complete(self, batch: RankBatch, sums: StepSums) -> bool:
         """Report a step, save and stop if that is due; return whether a measurement has enough steps.
 
-        `note` is the sum of the notes of the step's updates.
+        `sums` adds up the step's updates.
         """
         samples = batch.plan.samples
         self.observers.step_taken(samples)
         self.done = batch.plan.index + 1
         for meter in (self._since_report, self._in_epoch):
-            meter.add(note, samples)
+            meter.add(sums, samples)
         self._leave_out_warm_up(samples)
         self._report(batch)
         self.observers.step_done(self.done)
@@ -215,8 +220,8 @@ class RunLoop:
         self._compare_ranks()
         self._mention_unused()
         self._mention_averaged()
-        self._save_or_stop(note)
-        enough = self._record(batch, note)
+        self._save_or_stop(sums)
+        enough = self._record(batch, sums)
         return self.observers.seen_enough() or enough
 
     def _compare_ranks(self) -> None:
@@ -314,13 +319,13 @@ class RunLoop:
         request = self._stopping.request
         request.reason = request.reason or reason or "the script asked to stop"
 
-    def agree_without_update(self) -> Note:
+    def agree_without_update(self) -> StepSums:
         """Return the requests of all ranks after a step without an update. Every rank must call this."""
-        return self.updates.agree(Note(0.0, 0.0).with_requests(self._requests()))
+        return self.updates.agree(StepSums().with_requests(self._requests()))
 
-    def _save_or_stop(self, note: Note) -> None:
+    def _save_or_stop(self, sums: StepSums) -> None:
         self._checkpoints.update()
-        agreed = self._stopping.agree(note)
+        agreed = self._stopping.agree(sums)
         wanted = agreed.save or agreed.stop or self._recorder.saves_after(self.done)
         self.save_requested = self.save_requested and not wanted
         self._checkpoints.after_step(self.done, self.metrics, requested=wanted)
@@ -332,11 +337,11 @@ class RunLoop:
                 self._callbacks.stop(reason)
             raise Stopped(self.done)
 
-    def _record(self, batch: RankBatch, note: Note) -> bool:
+    def _record(self, batch: RankBatch, sums: StepSums) -> bool:
         """Record the step for `paceline verify`; return whether it has enough steps."""
         if not self._recorder.active:
             return False
-        total = self.updates.total(Note(note.loss, note.counted))
+        total = self.updates.total(StepSums(sums.loss, sums.counted))
         counted = float(total.counted)
         loss = float(total.loss) / counted if counted else 0.0
         return self._recorder.step(batch, loss, self.metrics)

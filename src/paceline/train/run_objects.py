@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from paceline.errors import ConfigError
+from paceline.exact.parallel import prepare
+from paceline.exact.unsupported import refuse_closures, refuse_hooks, refuse_modules
 from paceline.train.likely_mistakes import refuse_no_module, refuse_no_optimizer, refuse_other_call
-from paceline.train.model.parallel import prepare
-from paceline.train.model.unsupported import refuse_closures, refuse_hooks, refuse_modules
 from paceline.train.run_updates import RunUpdates
 from paceline.train.saving.run_state import SavedNames
 from paceline.train.script_state import ScriptState

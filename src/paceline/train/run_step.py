@@ -8,8 +8,8 @@ from paceline.config import RunConfig
 from paceline.config.given import is_given, with_values
 from paceline.data.reading.batches import RankBatch
 from paceline.errors import ConfigError
+from paceline.exact.row import StepSums
 from paceline.scale.batch import StepPlan
-from paceline.train.gradients.note import Note
 from paceline.train.likely_mistakes import missing_of_step, refuse_iteration
 
 
@@ -66,7 +66,7 @@ class Step:
         return [lane.batch for lane in self._batch.lanes if lane.samples]
 
 
-def with_requests_of(first: Note, later: Note) -> Note:
+def with_requests_of(first: StepSums, later: StepSums) -> StepSums:
     """Return the first update's loss with the requests of both."""
     return first._replace(save=first.save + later.save, stop=first.stop + later.stop)
 

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from paceline import terminal
 from paceline.errors import ConfigError, TrainingError
+from paceline.exact.lanes import UpdateCall
+from paceline.exact.loss import Losses, LossFunction
+from paceline.exact.row import StepSums
 from paceline.train.carried import numbers_around
-from paceline.train.gradients.note import NO_MOVES, Note
 from paceline.train.likely_mistakes import refuse_other_call
 from paceline.train.run_controls import RunControls
 from paceline.train.run_loop import RunLoop
@@ -20,8 +22,6 @@ from paceline.train.run_step import Step, with_requests_of
 from paceline.train.saving.checkpointing import shorten
 from paceline.train.saving.module_values import ForwardChanges
 from paceline.train.script_steps import ScriptSteps
-from paceline.train.step.lane_loss import Losses, LossFunction
-from paceline.train.step.updates import UpdateCall
 from paceline.train.unusual_calls import UnusualCalls
 from paceline.world.collectives import all_gather_texts
 from paceline.world.randomness import seed_everything
@@ -43,7 +43,7 @@ class RunUpdates(RunControls):
     _named_changes: set[str]
 
     _step: Step | None = None
-    _note: Note | None = None
+    _sums: StepSums | None = None
     _updates = 0
     """Updates of the current step so far."""
     _most_updates = 0
@@ -131,7 +131,7 @@ class RunUpdates(RunControls):
 
     def _run(
         self,
-        function: Callable[[UpdateCall], tuple[Losses, Note]],
+        function: Callable[[UpdateCall], tuple[Losses, StepSums]],
         optimizer: torch.optim.Optimizer,
         loss: LossFunction,
         step: Step,
@@ -154,7 +154,7 @@ class RunUpdates(RunControls):
         watched = ForwardChanges(self._parts.model) if is_new else None
         numbers = numbers_around(loss) if is_new else {}
         with self._poisoning():
-            losses, note = function(call)
+            losses, sums = function(call)
         if watched is not None:
             self._first_updates += 1
             self._name_changes("forward", watched.names(), _KEEP_IN_MODEL)
@@ -164,8 +164,7 @@ class RunUpdates(RunControls):
             self._name_changes("the loss", changed, _KEEP_IN_LOOP)
         self._script_steps.watch(after="run.update", of=optimizer)
         seed_everything(self.config.seed, batch.plan.index, -1 - number)
-        note = note._replace(moves=NO_MOVES)
-        self._note = note if self._note is None else with_requests_of(self._note, note)
+        self._sums = sums if self._sums is None else with_requests_of(self._sums, sums)
         return losses
 
     def _agree_on_update(self, number: int, step: int) -> None:

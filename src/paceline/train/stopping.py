@@ -18,9 +18,10 @@ from paceline import handover
 from paceline.config import RunConfig
 from paceline.config.intervals import seconds_from
 from paceline.errors import Stopped
+from paceline.exact.row import RankRequests, StepSums
+from paceline.exact.step import StepEngine
 from paceline.launch.signals import EARLY, STOP_SIGNALS, signal_name
 from paceline.rundir import RunDir, write_whole
-from paceline.train.gradients.note import Note, RankRequests, StepEngine
 from paceline.world.world import World
 
 TIME_LIMIT = "the time limit is near"
@@ -129,14 +130,14 @@ class Agreement:
         self._optimizer_step, self._every_s = optimizer_step, every_s
         self._steps_left = 1
 
-    def on(self, note: Note, step_s: float) -> RankRequests:
+    def on(self, sums: StepSums, step_s: float) -> RankRequests:
         """Return whether any rank asks to save or to stop. Every rank must call this after every step."""
         if self._optimizer_step.totals_are_global:
-            return RankRequests(save=note.save > 0, stop=note.stop > 0)
+            return RankRequests(save=sums.save > 0, stop=sums.stop > 0)
         self._steps_left -= 1
         if self._steps_left and not self._optimizer_step.synchronized:
             return RankRequests()
-        pulse = self._sum_over_ranks(_StepPulse(step_s, 1.0, note.save, note.stop))
+        pulse = self._sum_over_ranks(_StepPulse(step_s, 1.0, sums.save, sums.stop))
         steps = int(self._every_s * pulse.ranks / max(pulse.step_s, 1e-9))
         self._steps_left = max(1, min(_MAX_STEPS_APART, steps))
         return RankRequests(save=pulse.save > 0, stop=pulse.stop > 0)
@@ -184,13 +185,13 @@ class Stopping:
         """Exclude seconds in which a debugger held the run from the time of the step."""
         self._step_begun += seconds
 
-    def agree(self, note: Note) -> RankRequests:
+    def agree(self, sums: StepSums) -> RankRequests:
         """Return the requests of all ranks. Every rank must call this after every step."""
         now = time.monotonic()
         step_s = now - self._step_begun  # includes reading the samples, and evaluation
         self._step_begun = now
         self.request.learn_step(step_s)
-        return self._agreement.on(note, step_s)
+        return self._agreement.on(sums, step_s)
 
 
 def _deadline(world: World, config: RunConfig) -> float:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.data.reading.nest import form_of, leaves_of, map_leaves
-from paceline.train.script_values import ScriptValues
+from paceline.exact.script_values import ScriptValues
 
 ToRow = Callable[[Any], Tensor | None]
 """to_row(batch) -> the sums and counts of the scores of a batch, on the GPU."""

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from paceline.config import RunConfig
 from paceline.data.reading.collate import Collate
 from paceline.errors import ConfigError
+from paceline.exact.precision import Precision
+from paceline.exact.strategy import Strategy
 from paceline.scale.batch import arranged, share
 from paceline.train.evaluation.captured_scores import CapturedScores
 from paceline.train.evaluation.evaluation_source import EvaluationSource, EvaluationSources
@@ -22,8 +24,6 @@ from paceline.train.evaluation.metric_objects import MetricObjects
 from paceline.train.evaluation.prediction import OUTPUT, Columns, PredictionShards, columns_from
 from paceline.train.evaluation.score_sums import ScoreSums, check_mapping
 from paceline.train.evaluation.undisturbed import WholeWeights, undisturbed
-from paceline.train.model.precision import Precision
-from paceline.train.strategy import Strategy
 from paceline.world.collectives import all_gather_rows, all_gather_texts
 from paceline.world.randomness import mix, seed_everything
 from paceline.world.world import World

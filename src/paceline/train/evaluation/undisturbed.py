@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.train.model.precision import Precision
+from paceline.exact.precision import Precision
+from paceline.exact.strategy import Strategy
 from paceline.train.observers.console import say
-from paceline.train.strategy import Strategy
 from paceline.world.collectives import sum_across
 from paceline.world.randomness import same_generators
 from paceline.world.world import World

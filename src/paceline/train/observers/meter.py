@@ -7,8 +7,8 @@ import time
 from collections import Counter, deque
 
 from paceline.config import RunConfig
-from paceline.train.gradients.note import Note, StepEngine
-from paceline.train.step.async_sums import MAX_PENDING_STEPS, AsyncSum
+from paceline.exact.row import MAX_PENDING_STEPS, Later, StepSums
+from paceline.exact.step import StepEngine
 
 _WARM_UP_STEPS = 3  # of a size: they compile, and run before a CUDA graph is captured
 
@@ -51,7 +51,7 @@ class Meter:
         """Set all sums to zero, and the start to now."""
         self._begun = time.perf_counter()
         self._loss = self._counted = 0.0
-        self._pending: deque[Note] = deque()
+        self._pending: deque[StepSums] = deque()
         self._samples = self._left_out = 0
         self._left_out_s = 0.0
 
@@ -61,18 +61,18 @@ class Meter:
         if samples:
             self._left_out_s, self._left_out = self._left_out_s + seconds, self._left_out + samples
 
-    def add(self, note: Note, samples: int) -> None:
+    def add(self, sums: StepSums, samples: int) -> None:
         """Add one step; `samples` counts those of all ranks."""
-        self._pending.append(note)
-        self.settle(MAX_PENDING_STEPS if isinstance(note.loss, AsyncSum) else 0)
+        self._pending.append(sums)
+        self.settle(MAX_PENDING_STEPS if isinstance(sums.loss, Later) else 0)
         self._samples += samples
 
     def settle(self, keep: int = 0) -> None:
         """Wait for pending losses and add them, except for the newest `keep`."""
         while len(self._pending) > keep:
-            note = self._pending.popleft()
-            self._loss += float(note.loss)
-            self._counted += float(note.counted)
+            sums = self._pending.popleft()
+            self._loss += float(sums.loss)
+            self._counted += float(sums.counted)
 
     def close(self, optimizer_step: StepEngine) -> tuple[float, float]:
         """Return mean loss and samples per second over all ranks, and restart. Every rank must call this."""
@@ -91,7 +91,7 @@ class Meter:
     def state(self, optimizer_step: StepEngine) -> list[float]:
         """Return the sums over all ranks, for a checkpoint. Every rank must call this."""
         self.settle()
-        total = optimizer_step.total(Note(self._loss, self._counted))
+        total = optimizer_step.total(StepSums(self._loss, self._counted))
         return [float(total.loss), float(total.counted)]
 
     def restore(self, state: list[float], *, keep: bool) -> None:

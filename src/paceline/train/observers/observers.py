@@ -12,6 +12,8 @@ import torch.distributed as dist
 from paceline.config import RunConfig
 from paceline.errors import ConfigError, Stopped
 from paceline.events import Event, SlowRank
+from paceline.exact.step import StepEngine
+from paceline.exact.strategy import Strategy
 from paceline.hang.rank_report import RankException
 from paceline.hang.watchdog import Deadline, Watchdog
 from paceline.launch.rank_local import end_rank, format_error, lost_peer
@@ -21,13 +23,11 @@ from paceline.telemetry.pulse import REST_S, Pulse
 from paceline.telemetry.rank_times import RankTimes
 from paceline.telemetry.stragglers import StragglerWatch, describe_straggler
 from paceline.telemetry.usage import UsageMeter
-from paceline.train.gradients.note import StepEngine
 from paceline.train.observers.console import say
 from paceline.train.observers.gpu_usage import gpu_usage
 from paceline.train.observers.profiling import Profiling
 from paceline.train.observers.step_times import StepTimes
 from paceline.train.stopping import slow_disk_s
-from paceline.train.strategy import Strategy
 from paceline.world.world import World
 
 T = TypeVar("T")

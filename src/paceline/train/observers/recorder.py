@@ -14,6 +14,10 @@ from torch import Tensor
 
 from paceline.config import RunConfig
 from paceline.data.reading.batches import RankBatch
+from paceline.exact.sharded_tensor import whole
+from paceline.exact.state import digest_of, digests_of_all
+from paceline.exact.step import Updates
+from paceline.exact.strategy import Strategy
 from paceline.rundir import (
     DUMP_FILE,
     GRADIENT,
@@ -24,13 +28,9 @@ from paceline.rundir import (
     write_whole,
 )
 from paceline.safe_open import open_to_write
-from paceline.train.model.sharded_tensor import whole
 from paceline.train.observers.step_trace import StepTrace, make_trace, text_digest
 from paceline.train.saving.run_state import Registered, RunState
-from paceline.train.saving.state import digest_of, digests_of_all
 from paceline.train.saving.tracked import PREFIX
-from paceline.train.step.updates import Updates
-from paceline.train.strategy import Strategy
 from paceline.world.collectives import all_gather_rows
 from paceline.world.world import World
 

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from paceline.config import RunConfig
+from paceline.exact.strategy import Strategy
 from paceline.rundir import make_private, times_file, write_whole, writing_to
-from paceline.train.strategy import Strategy
 from paceline.world.collectives import WAITED
 from paceline.world.machine import machine_facts
 from paceline.world.world import World

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from paceline.data.reading.batches import Lane
 from paceline.data.reading.nest import leaves_of
+from paceline.exact.state import content
 from paceline.rundir import BODY, DRAWS, trace_file, write_whole
 from paceline.train.saving.run_state import Registered
-from paceline.train.saving.state import content
 from paceline.world.randomness import generator_states
 
 Facts = dict[str, str]

@@ -26,10 +26,10 @@ from paceline.config.values import flatten
 from paceline.data.reading.batches import Batches
 from paceline.errors import ConfigError
 from paceline.events import CheckpointBad, CheckpointFailed, CheckpointSaved, Event, FinalStateSaved
+from paceline.exact.sharded_tensor import whole
 from paceline.rundir import RunDir, write_whole
 from paceline.runlock import Claim
 from paceline.safe_open import read_text
-from paceline.train.model.sharded_tensor import whole
 from paceline.train.observers.console import say
 from paceline.train.saving.changed_settings import as_begun
 from paceline.train.saving.imported_state import IMPORT_AGAIN, imported_step, is_imported

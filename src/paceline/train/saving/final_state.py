@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from paceline import terminal
-from paceline.train.model.sharded_tensor import is_sharded, local_part
+from paceline.exact.sharded_tensor import is_sharded, local_part
 from paceline.train.saving.checkpointing import Checkpoints, shorten
 from paceline.train.saving.replicas import checksum
 from paceline.train.saving.run_state import RunState

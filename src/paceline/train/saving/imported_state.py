@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from paceline.checkpoint.manifest import Manifest
-from paceline.train.model.parallel import settled
-from paceline.train.saving.state import KERNELS
+from paceline.exact.parallel import settled
+from paceline.exact.state import KERNELS
 from paceline.train.saving.tracked import Tracked, decode
 
 IMPORT_AGAIN = "rename the layers of the model, or import again into another run with --strip-prefix; for an optimizer: give it the parameters of the original in the same groups, or import again with --weights-only --step N"

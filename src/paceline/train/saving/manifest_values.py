@@ -13,8 +13,8 @@ from paceline.checkpoint.manifest import Manifest
 from paceline.config import RunConfig
 from paceline.config.values import flatten
 from paceline.data.reading.comparison import DataFacts
+from paceline.exact.state import KERNELS, group_names
 from paceline.train.saving.imported_state import is_imported
-from paceline.train.saving.state import KERNELS, group_names
 from paceline.train.saving.tracked import decode
 
 _NUMBER_TYPES = {"int", "float", "bool", "str"}

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from paceline.train.model.parallel import settled
+from paceline.exact.parallel import settled
 
 _TORCHS_OWN = frozenset(vars(nn.Module())) - {"training"}
 _REQUIRES_GRAD = "requires_grad"

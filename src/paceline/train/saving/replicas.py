@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import TrainingError
-from paceline.train.model.sharded_tensor import is_sharded
+from paceline.exact.sharded_tensor import is_sharded
 from paceline.world.collectives import all_gather_rows
 from paceline.world.world import World
 

@@ -16,7 +16,17 @@ from paceline.config.values import flatten
 from paceline.data.reading.batches import Batches
 from paceline.data.reading.comparison import DataFacts, describe_difference, fix_of
 from paceline.errors import ConfigError
-from paceline.train.model.parallel import settled
+from paceline.exact.buffers import PREFIX as BUFFER
+from paceline.exact.parallel import settled
+from paceline.exact.state import (
+    KERNELS,
+    digest_of_all,
+    group_names,
+    inner_optimizers,
+    named_state,
+    optimizer_facts,
+)
+from paceline.exact.step import Updates
 from paceline.train.observers.console import say
 from paceline.train.observers.meter import Meter
 from paceline.train.saving.changed_settings import changed_settings
@@ -32,18 +42,8 @@ from paceline.train.saving.kept_script import KeptScript
 from paceline.train.saving.manifest_values import check_values
 from paceline.train.saving.module_values import ModuleValues
 from paceline.train.saving.replicas import check_replicas
-from paceline.train.saving.state import (
-    KERNELS,
-    digest_of_all,
-    group_names,
-    inner_optimizers,
-    named_state,
-    optimizer_facts,
-)
 from paceline.train.saving.stream_state import restore_stream, save_stream
 from paceline.train.saving.tracked import PREFIX, Tracked, decode, encode
-from paceline.train.step.moving_buffers import PREFIX as BUFFER
-from paceline.train.step.updates import Updates
 from paceline.version import VERSION
 from paceline.world.world import World
 

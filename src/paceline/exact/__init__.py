@@ -1,0 +1,1 @@
+"""The promise: lanes, one tree, counted order and seeds. One optimizer step, read from `step.py` on."""

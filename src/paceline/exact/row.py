@@ -1,0 +1,305 @@
+"""What travels beside the gradients: one row of numbers per lane, on the device that trains.
+
+Each lane writes its row. Rows are added along the tree of the gradients and sent with the last bucket. The host reads
+the total once per step. A CUDA graph writes the same rows, in memory that stays where it is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from paceline.data.reading.batches import Lane, RankBatch
+from paceline.errors import ConfigError
+from paceline.exact.loss import Losses, not_finite, single_number
+
+MAX_PENDING_STEPS = 64
+"""Steps whose numbers may be on their way to the host. After that many the GPU has long finished the first of them."""
+LATE = "some steps later, because the step was replayed as a CUDA graph"
+
+
+class RankRequests(NamedTuple):
+    """A rank's requests to all ranks, granted after the current step."""
+
+    save: bool = False
+    stop: bool = False
+
+
+class Layout(NamedTuple):
+    """What the columns of a row hold, in this order.
+
+    >>> layout = Layout(("loss", "kl"), (True, False), buffers=3)
+    >>> layout.sums, layout.counts, layout.save, layout.stop, layout.missing, layout.new_buffer, layout.head, layout.length
+    (slice(0, 2, None), slice(2, 4, None), 4, 5, 6, 7, 8, 11)
+    """
+
+    names: tuple[str, ...] = ("loss",)
+    """The values that the loss function returns; the loss is the first."""
+    counted: tuple[bool, ...] = (False,)
+    """Whether each value came as (sum, count)."""
+    buffers: int = 0
+    """Numbers of the buffers that forward changes."""
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], buffers: int) -> Layout:
+        """Return the layout for the values of a loss."""
+        return cls(
+            tuple(values), tuple(isinstance(value, tuple) for value in values.values()), buffers
+        )
+
+    @property
+    def by_count(self) -> bool:
+        """Whether gradients must be divided by the count of all lanes."""
+        return self.counted[0]
+
+    @property
+    def sums(self) -> slice:
+        """The sum of each value over the samples or tokens of the lane."""
+        return slice(0, len(self.names))
+
+    @property
+    def counts(self) -> slice:
+        """The samples or tokens of each value."""
+        return slice(len(self.names), 2 * len(self.names))
+
+    @property
+    def save(self) -> int:
+        """How many ranks ask for a checkpoint after this step."""
+        return 2 * len(self.names)
+
+    @property
+    def stop(self) -> int:
+        """How many ranks ask to stop after this step."""
+        return self.save + 1
+
+    @property
+    def missing(self) -> int:
+        """How many ranks have a parameter without a gradient in some lane."""
+        return self.save + 2
+
+    @property
+    def new_buffer(self) -> int:
+        """In how many lanes forward changed a buffer for which rows have no columns yet."""
+        return self.save + 3
+
+    @property
+    def head(self) -> int:
+        """The columns before the changes of buffers: what the host reads."""
+        return self.save + 4
+
+    @property
+    def length(self) -> int:
+        """All columns."""
+        return self.head + self.buffers
+
+
+class StepSums(NamedTuple):
+    """What the host knows of a step: sums over its lanes."""
+
+    loss: float | Later = 0.0
+    """Sum of the loss over the counted samples or tokens."""
+    counted: float | Later = 0.0
+    save: float = 0.0
+    """Number of ranks that request a checkpoint after this step."""
+    stop: float = 0.0
+    """Number of ranks that request a stop after this step."""
+
+    def plus(self, other: StepSums) -> StepSums:
+        """Return the sum of both."""
+        return StepSums(
+            float(self.loss) + float(other.loss),
+            float(self.counted) + float(other.counted),
+            self.save + other.save,
+            self.stop + other.stop,
+        )
+
+    def with_requests(self, requests: RankRequests) -> StepSums:
+        """Return these sums with the requests of this rank."""
+        return self._replace(save=float(requests.save), stop=float(requests.stop))
+
+    def to_tensor(self) -> Tensor:
+        """Return the four numbers as a tensor, to be added over ranks."""
+        numbers = [float(self.loss), float(self.counted), self.save, self.stop]
+        return torch.tensor(numbers, dtype=torch.float64)
+
+
+class Rows:
+    """The rows of one update: one for each lane of this rank."""
+
+    def __init__(self, layout: Layout, lanes: int, device: torch.device) -> None:
+        self.layout = layout
+        self.numbers = torch.zeros(lanes, layout.length, dtype=torch.float64, device=device)
+        names = len(layout.names)
+        self._sums = [[row[column] for column in range(names)] for row in self.numbers]
+        self._counts = [[row[names + column] for column in range(names)] for row in self.numbers]
+        self._factors: dict[float, Tensor] = {}
+
+    def clear(self) -> None:
+        """Remove the requests and flags of the update before."""
+        self.numbers[:, self.layout.save : self.layout.head].zero_()
+
+    def write(self, row: int, values: Mapping[str, Any], lane: Lane) -> None:
+        """Write what the loss of a lane returned: means over its samples, or (sum, count).
+
+        A lane without samples computes on samples of another one, and counts nothing.
+        """
+        samples = lane.samples
+        if tuple(values) != self.layout.names:
+            raise ConfigError(
+                f"the loss returned {', '.join(values)} for lane {lane.number}, and "
+                f"{', '.join(self.layout.names)} for the lane before it",
+                fix="return the same names for every batch",
+            )
+        has_samples = float(samples > 0)
+        for column, (name, value) in enumerate(values.items()):
+            total, count = value if isinstance(value, tuple) else (value, None)
+            factor = float(samples) if count is None else has_samples
+            self._put(self._sums[row][column], single_number(name, total), factor)
+            if count is None:
+                self._put_count(row, column, float(samples))
+                continue
+            counted = single_number(name, count)
+            if isinstance(counted, Tensor):
+                self._put(self._counts[row][column], counted, has_samples)
+            else:
+                self._put_count(row, column, counted * has_samples)
+
+    def _put(self, place: Tensor, value: Tensor | float, factor: float) -> None:
+        if not isinstance(value, Tensor):
+            place.fill_(value * factor)
+            return
+        if factor not in self._factors:
+            self._factors[factor] = self.numbers.new_tensor(factor)
+        if value.device != place.device:
+            value = value.to(place.device)
+        # Both have no dimension, so the product is computed in float64, as Python would.
+        torch.mul(value.detach().reshape(()), self._factors[factor], out=place)
+
+    def _put_count(self, row: int, column: int, count: float) -> None:
+        self._counts[row][column].fill_(count)
+
+    def set_requests(self, requests: RankRequests) -> None:
+        """Let the last row carry the requests of this rank."""
+        for column, is_asked in zip((self.layout.save, self.layout.stop), requests, strict=True):
+            if is_asked:
+                self.numbers[-1, column] = 1.0
+
+    def loss_of_lanes(self) -> list[float]:
+        """Return the sum of the loss in each lane of this rank, on the host."""
+        return [float(number) for number in self.numbers[:, 0].tolist()]
+
+    def head(self) -> Tensor:
+        """Return the columns before the changes of buffers, in one piece."""
+        return self.numbers[:, : self.layout.head].contiguous()
+
+    def step_sums(self, numbers: list[float]) -> StepSums:
+        """Return the sums of a step from the head of its total."""
+        layout = self.layout
+        first = numbers[0], numbers[layout.counts.start]
+        return StepSums(*first, numbers[layout.save], numbers[layout.stop])
+
+    def losses(self, numbers: list[float]) -> Losses:
+        """Return the mean of each value, from the head of the total."""
+        layout = self.layout
+        sums = dict(zip(layout.names, numbers[layout.sums], strict=True))
+        return Losses(sums, dict(zip(layout.names, numbers[layout.counts], strict=True)))
+
+
+def merge_rows(rows: Tensor, merges: Iterable[int]) -> list[Tensor]:
+    """Return the sums of the rows of whole subtrees, given how many merges follow each lane.
+
+    >>> [row.tolist() for row in merge_rows(torch.tensor([[1.0, 1], [2.0, 1], [4.0, 1]]), [0, 1, 0])]
+    [[3.0, 2.0], [4.0, 1.0]]
+    """
+    merged: list[Tensor] = []
+    for row, count in zip(rows, merges, strict=True):
+        newest = row
+        for _ in range(count):
+            newest = merged.pop() + newest
+        merged.append(newest)
+    return merged
+
+
+class StepLanes(NamedTuple):
+    """Which lanes of which step a rank has run: what an error needs, without the batch."""
+
+    step: int
+    samples: int
+    """Samples of all ranks."""
+    lanes: tuple[int, ...]
+    rank: int
+
+    @classmethod
+    def of(cls, step: RankBatch, rank: int) -> StepLanes:
+        """Return what is known of a step."""
+        lanes = tuple(lane.number for lane in step.lanes)
+        return cls(step.plan.index, step.plan.samples, lanes, rank)
+
+    def refuse_not_finite(self, total: float, sums: Callable[[], list[float]], when: str) -> None:
+        """Raise if the loss of the step is inf or nan; `sums` returns the sums of this rank's lanes, to name one."""
+        if math.isfinite(total):
+            return
+        for lane, value in zip(self.lanes, sums(), strict=True):
+            if not math.isfinite(value):
+                where = f"lane {lane} (rank {self.rank})"
+                raise not_finite(value, self.step, where, when)
+        raise not_finite(total, self.step, "in a lane of another rank", when)
+
+
+class Later:
+    """A number of a replayed step that is still being copied from the GPU: `float` waits for it."""
+
+    def __init__(self, numbers: PendingNumbers, column: int) -> None:
+        self._numbers, self._column = numbers, column
+
+    def __float__(self) -> float:
+        return self._numbers.total()[self._column]
+
+
+class PendingNumbers:
+    """The total and the rows of one step, known once their copy has arrived on the host."""
+
+    def __init__(
+        self,
+        copy: Tensor,
+        arrived: torch.cuda.Event,
+        check: Callable[[list[list[float]]], None],
+    ) -> None:
+        self._copy, self._arrived, self._check = copy, arrived, check
+        self._rows: list[list[float]] | None = None
+
+    def total(self) -> list[float]:
+        """Return the head of the total; the first call waits for the copy, and raises if the step has failed."""
+        if self._rows is None:
+            self._arrived.synchronize()
+            self._rows = self._copy.tolist()
+            self._check(self._rows)
+        return self._rows[0]
+
+
+class PinnedRows:
+    """Pinned host memory for the numbers of the last steps of a single rank, whose host does not wait for the loss."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        shape = MAX_PENDING_STEPS, rows, columns
+        memory = torch.zeros(shape, dtype=torch.float64, pin_memory=True)
+        slots = [(place, torch.cuda.Event()) for place in memory]  # type: ignore[no-untyped-call]
+        self._slots = itertools.cycle(slots)
+        self._pending: deque[PendingNumbers] = deque()
+
+    def copy(self, rows: Tensor, check: Callable[[list[list[float]]], None]) -> PendingNumbers:
+        """Start to copy the total of a step, followed by its rows."""
+        if len(self._pending) == MAX_PENDING_STEPS:
+            self._pending.popleft().total()
+        place, arrived = next(self._slots)
+        place.copy_(rows, non_blocking=True)
+        arrived.record()
+        numbers = PendingNumbers(place, arrived, check)
+        self._pending.append(numbers)
+        return numbers
