@@ -18,7 +18,7 @@ from torch.optim.swa_utils import AveragedModel
 
 import paceline
 from paceline.errors import ConfigError, TrainingError
-from paceline.train import run_updates
+from paceline.train import run as run_module
 from paceline.world.world import World
 from support.loops import SHORT, Patience, RunIn, config_in, events_in, line, squares
 from support.processes import on_processes
@@ -410,7 +410,7 @@ def test_a_running_average_that_the_loss_keeps_is_named_once(config, world) -> N
     said: list[str] = []
     rows = torch.ones(16, 3)
     with pytest.MonkeyPatch.context() as patch, RunIn(world, config) as run:
-        patch.setattr(run_updates.terminal, "error", said.append)
+        patch.setattr(run_module.terminal, "error", said.append)
         model = run.model(nn.Linear(3, 3))
         optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
 
