@@ -1,7 +1,7 @@
 """Lesson 36: The promise in one file.
 
 Paceline promises that a training has the same bits on any number of ranks. This file computes what
-`paceline train mnist` computes, with PyTorch and the standard library only, so that nobody has to
+`paceline train mnist -n 2` computes, with PyTorch and the standard library only, so that nobody has to
 believe it: it does not import Paceline, and prints the same digest. A floating-point result
 depends on which numbers are added in which order, so all that depended on the number of ranks is
 fixed here: the samples of a step (`sample_at`), the micro-batches (`lanes_of_step`), the random
@@ -271,7 +271,9 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
 
 def main() -> None:
     """Start the ranks: processes of this machine."""
-    parser = argparse.ArgumentParser(description="Compute what `paceline train mnist` computes.")
+    parser = argparse.ArgumentParser(
+        description="Compute what `paceline train mnist -n 2` computes."
+    )
     parser.add_argument("-n", dest="ranks", type=int, default=1, help=f"1 to {LANES} processes")
     parser.add_argument("settings", nargs="*", help="epochs=NUMBER, seed=NUMBER")
     given = parser.parse_args()

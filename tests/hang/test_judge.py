@@ -343,9 +343,7 @@ def test_the_names_by_which_stacks_are_recognised_exist():
 def test_the_users_line_is_named_with_the_line_of_paceline_that_it_called() -> None:
     loop = CodeLine("/home/me/train.py", 12, "main", "user")
     odd = replace(rank(1, entry(412, "all-gather")), stacks=(Stack(MAIN, (loop, WAITS)),))
-    assert odd.where == "advance at bucket_exchange.py:108, called in main at train.py:12"
+    assert odd.where == "advance at exchange.py:108, called in main at train.py:12"
     assert replace(odd, stacks=(Stack(MAIN, (WAITS, loop)),)).where == "main at train.py:12"
     sentence = judge([*waiting(0, 2, 3), odd]).sentence
-    assert (
-        "rank 1 is in advance at bucket_exchange.py:108, called in main at train.py:12" in sentence
-    )
+    assert "rank 1 is in advance at exchange.py:108, called in main at train.py:12" in sentence
