@@ -336,16 +336,14 @@ class BucketedSum:
     def _subtree_sums(self, bucket: Bucket) -> list[Tensor]:
         """Return the flat sums of this rank's whole subtrees, the last lane included."""
         stack = self._stack
-        newest = flat_gradients(
-            bucket, [stack.parameters[number].grad for number in bucket.numbers]
-        )
+        gradients = [stack.parameters[number].grad for number in bucket.numbers]
+        newest = bucket.flat(gradients)
         if self._overlaps and _is_checked(self._updates) and not _is_capturing(newest):
-            gradients = [stack.parameters[number].grad for number in bucket.numbers]
             bucket.sent = checksums(gradients)
-        rows = [flat_gradients(bucket, bucket.choose(subtree)) for subtree in stack.sums]
+        sums = [bucket.flat(bucket.choose(subtree)) for subtree in stack.sums]
         for _ in range(stack.left):
-            newest.add_(rows.pop())
-        return [*rows, newest]
+            newest.add_(sums.pop())
+        return [*sums, newest]
 
     def _rows_to_send(self) -> list[Tensor]:
         """Return the sums of the rows of this rank's whole subtrees; the first says whether this rank misses gradients."""
@@ -402,8 +400,27 @@ class Bucket:
     """Checksums of this rank's gradients when they were sent, in the updates that are checked."""
 
     def __post_init__(self) -> None:
-        self.views = laid_out(self.total, self.parameters)
+        self._sizes = [value.numel() for value in self.parameters]
+        self._forms = [(value.shape, _dense_strides(value)) for value in self.parameters]
+        self.views = self.laid_out(self.total)
         """Where the sum of each parameter's gradient lies in `total`."""
+
+    def laid_out(self, flat: Tensor) -> list[Tensor]:
+        """Return a view of each parameter in a flat tensor, with the strides of the parameter."""
+        pieces = zip(torch.split(flat, self._sizes), self._forms, strict=True)
+        return [piece.as_strided(*form) for piece, form in pieces]
+
+    def flat(self, values: LaneGradients) -> Tensor:
+        """Return gradients as one flat tensor, with zeros for those that are missing."""
+        flat = torch.empty_like(self.total)
+        places = self.laid_out(flat)
+        if any(value is None for value in values):
+            flat.zero_()
+            given = [pair for pair in zip(places, values, strict=True) if pair[1] is not None]
+            places, values = [place for place, _ in given], [value for _, value in given]
+        if places:
+            torch._foreach_copy_(places, values)  # type: ignore[arg-type]
+        return flat
 
     def choose(self, gradients: LaneGradients) -> LaneGradients:
         """Return the gradients of its parameters, of those of all parameters."""
@@ -437,23 +454,6 @@ def make_buckets(
     return buckets
 
 
-def laid_out(flat: Tensor, parameters: list[Tensor]) -> list[Tensor]:
-    """Return a view of each parameter in a flat bucket, with the strides of the parameter.
-
-    >>> image = torch.zeros(1, 2, 2, 1).to(memory_format=torch.channels_last)
-    >>> laid_out(torch.arange(5), [image, torch.zeros(1)])[0].flatten().tolist()
-    [0, 2, 1, 3]
-    """
-    pieces = torch.split(flat, [value.numel() for value in parameters])
-    views = []
-    for piece, value in zip(pieces, parameters, strict=True):
-        if _is_dense(value):
-            views.append(piece.as_strided(value.shape, value.stride()))
-        else:
-            views.append(piece.view(value.shape))
-    return views
-
-
 def checksums(values: LaneGradients) -> Tensor:
     """Return a number for each gradient that changes with any of its bits; it stays on their device.
 
@@ -470,35 +470,20 @@ def checksums(values: LaneGradients) -> Tensor:
     return torch.stack(sums)
 
 
-def filled(like: Tensor, parameters: list[Tensor], values: list[Tensor]) -> Tensor:
-    """Return a flat copy of one value per parameter of a bucket."""
-    flat = torch.empty_like(like)
-    torch._foreach_copy_(laid_out(flat, parameters), values)
-    return flat
+def _dense_strides(value: Tensor) -> tuple[int, ...]:
+    """Return the strides of a tensor that fills its memory without gaps; otherwise those of its shape in order.
 
-
-def _is_dense(value: Tensor) -> bool:
-    """Return whether a tensor fills its memory without gaps, in any order of dimensions."""
+    >>> image = torch.zeros(1, 2, 2, 1).to(memory_format=torch.channels_last)
+    >>> _dense_strides(image), _dense_strides(torch.zeros(2, 3)[:, :2])
+    ((4, 1, 2, 2), (2, 1))
+    """
     dimensions = zip(value.stride(), value.shape, strict=True)
     expected = 1
     for stride, size in sorted(pair for pair in dimensions if pair[1] != 1):
         if stride != expected:
-            return False
+            return torch.empty(value.shape, device="meta").stride()
         expected *= size
-    return True
-
-
-def flat_gradients(bucket: Bucket, values: LaneGradients) -> Tensor:
-    """Return gradients as one flat tensor, with zeros for those that are missing."""
-    given = [value for value in values if value is not None]
-    if len(given) == len(values):
-        return filled(bucket.total, bucket.parameters, given)
-    flat = torch.zeros_like(bucket.total)
-    places = laid_out(flat, bucket.parameters)
-    chosen = [place for place, value in zip(places, values, strict=True) if value is not None]
-    if chosen:
-        torch._foreach_copy_(chosen, given)
-    return flat
+    return value.stride()
 
 
 # Sums of gradients over a rank's own lanes: whole subtrees of the fixed tree.
