@@ -25,11 +25,11 @@ from paceline.launch.failure import RankEnd
 from paceline.measure.trace import read_traces
 from paceline.report.history import History
 from paceline.report.page.event_columns import read_event_columns
-from paceline.rundir import RECORD_FILE, RunDir
+from paceline.rundir import RunDir
 from paceline.runlock import claimed, is_held
 from paceline.safe_open import UnsafeFile, open_to_write, read_bytes
 from paceline.telemetry.stragglers import read_beats
-from paceline.verify.records import read_record
+from paceline.verify.records import RECORD_FILE, read_record
 
 
 def put_socket(path: Path) -> None:

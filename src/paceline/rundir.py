@@ -12,27 +12,6 @@ from pathlib import Path
 from paceline.config.schema import RunConfig
 from paceline.errors import EnvironmentUnfit
 
-RECORD_FILE = "record.jsonl"
-"""The digests that `paceline verify` compares, in a separate folder."""
-
-DUMP_FILE = "tensors.safetensors"
-"""All tensors after one step, to measure a difference."""
-
-GRADIENT = "gradient."
-"""What begins the names of the gradients among them."""
-
-BODY, DRAWS = "body", "draws"
-"""The stage of a trace that tells whether the body of the loop has drawn random numbers, and the name of that fact."""
-
-PARAMETERS, NARROW = "parameters", "narrow"
-"""Where the file's metadata lists which tensors are weights, and which have 16 bits or less, as JSON."""
-
-
-def trace_file(folder: Path, rank: int) -> Path:
-    """Return the file of what a rank computed in one step, for `paceline verify`."""
-    return folder / f"{rank:04d}.trace"
-
-
 TENSORBOARD = "tensorboard"
 """The subfolder of a profile with the traces for TensorBoard."""
 

@@ -12,11 +12,16 @@ import pytest
 
 from paceline.cli.verify import worlds_from
 from paceline.errors import ConfigError, PacelineError
-from paceline.rundir import RECORD_FILE
-from paceline.scale.batch import arranged
 from paceline.verify.causes import Cause
-from paceline.verify.experiments import Experiments
-from paceline.verify.records import LOSS, Record, RecordedStep, first_difference, read_record
+from paceline.verify.experiments import Experiments, arranged
+from paceline.verify.records import (
+    LOSS,
+    RECORD_FILE,
+    Record,
+    RecordedStep,
+    first_difference,
+    read_record,
+)
 from paceline.verify.traces import Trace
 from paceline.verify.verdict import Difference, VerifyResult, as_dict, describe
 

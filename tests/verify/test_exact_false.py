@@ -11,9 +11,8 @@ import numpy
 import pytest
 from safetensors.numpy import save_file
 
-from paceline.rundir import PARAMETERS
 from paceline.verify.compare_rounded import GRADIENT_TOLERANCES, TOLERANCE
-from paceline.verify.tensor_diff import gradient_sizes, tensor_sizes
+from paceline.verify.tensor_diff import PARAMETERS, gradient_sizes, tensor_sizes
 from support.program import around, paceline
 
 SCRIPT = """import os

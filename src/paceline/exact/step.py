@@ -48,7 +48,7 @@ GetRequests = Callable[[], RankRequests]
 """Returns this rank's requests to save or to stop; called as late in an update as possible."""
 
 
-class LaneTrace(Protocol):
+class LaneObserver(Protocol):
     """Is told what the lanes of an update compute."""
 
     def begin_update(self) -> None:
@@ -89,8 +89,8 @@ class Updates:
         """`time.perf_counter` at the end of this rank's own work in the last update."""
         # FSDP gathers weights during forward and backward, so both include waiting for other ranks.
         self._forward, self._backward = (WAIT, WAIT) if strategy.shards else ("forward", "backward")
-        self.trace: LaneTrace | None = None
-        """Notes what the lanes of this step compute, for `paceline verify`."""
+        self.observer: LaneObserver | None = None
+        """Is told what the lanes of this step compute."""
         self.models = list(models)
         for model in models:
             refuse_hooks(model, config)
@@ -170,8 +170,8 @@ class Updates:
         """Leave the gradients of all lanes of all ranks in `grad`; return mean losses and sums."""
         updates, step = self.of(call.optimizer), call.step
         updates.follow_freezing()
-        if self.trace is not None:
-            self.trace.begin_update()
+        if self.observer is not None:
+            self.observer.begin_update()
         self.clock.begin_step()
         self.buffers.begin()
         self._forward_writes.begin()
@@ -189,8 +189,8 @@ class Updates:
         self.finish_gradients(updates, call, rows, total)
         self.apply_new_buffers(call, rows, numbers)
         work.complete()
-        if self.trace is not None:
-            self.trace.summed()
+        if self.observer is not None:
+            self.observer.summed()
         return rows.losses(numbers), rows.step_sums(numbers)
 
     @contextlib.contextmanager
@@ -232,8 +232,8 @@ class Updates:
             updates.sum.before_lane(rows, last=is_last and memory.sends)
             self.clock.enter(self._backward)
             updates.run_backward(output, gradient)
-            if self.trace is not None:
-                self.trace.lane(lane, output)
+            if self.observer is not None:
+                self.observer.lane(lane, output)
             self.buffers.reset(only_known=memory.is_recorded)
             if not is_last:
                 updates.sum.after_lane()

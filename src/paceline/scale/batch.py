@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -39,26 +39,13 @@ def split_evenly(amount: int, parts: int) -> list[int]:
     return [least + (part < rest) for part in range(parts)]
 
 
-def arranged(lanes: int, rank: int, size: int, how: str) -> list[int]:
-    """Return the lanes of a rank in an experiment of `paceline verify`; each rank has as many as usual.
+class LaneChoice(NamedTuple):
+    """Which lanes each rank runs in one step, where that is not `share`; the sum is the same whoever runs them."""
 
-    Swapped: other ranks, the same order. Reversed: the same ranks, in reverse order. Partners: only rank 0 as usual.
-    Dealt: lanes share a rank with others.
-
-    >>> [arranged(4, rank, 2, "swapped") for rank in range(2)], [arranged(4, rank, 2, "dealt") for rank in range(2)]
-    ([[2, 3], [0, 1]], [[0, 2], [1, 3]])
-    >>> arranged(4, 0, 1, "reversed"), [arranged(4, rank, 2, "partners") for rank in range(2)]
-    ([3, 2, 1, 0], [[0, 1], [3, 2]])
-    """
-    mine = share(lanes, rank, size)
-    if how == "swapped":
-        first = len(share(lanes, 0, size))
-        return [(lane + first) % lanes for lane in mine]
-    if how == "dealt":
-        order = sorted(range(lanes), key=lambda lane: lane % size)
-        return [order[lane] for lane in mine]
-    is_reversed = how == "reversed" or (how == "partners" and rank > 0)
-    return list(reversed(mine)) if is_reversed else list(mine)
+    step: int
+    """The number of the step, from 0; batches of evaluations are chosen in every step."""
+    choose: Callable[[int, int, int], Sequence[int]]
+    """choose(lanes, rank, size) -> the lanes of a rank, in the order in which it runs them: as many as usual."""
 
 
 class LanePlan(NamedTuple):
@@ -98,10 +85,8 @@ class BatchPlan:
     size: int
     blocks: int = 0
     """Blocks of lanes that stay on one rank; 0: lanes are independent."""
-    arrangement: str = "usual"
-    """Which rank runs which lanes in one step: see `arranged`."""
-    arranged_step: int = -1
-    """The number of that step, from 0."""
+    choice: LaneChoice | None = None
+    """A step in which ranks run other lanes than usual; with `blocks` there is none."""
 
     @cached_property
     def mine(self) -> range:
@@ -137,9 +122,8 @@ class BatchPlan:
         epoch, within = divmod(step, self.steps_per_epoch)
         start = within * self.global_size
         samples = min(self.global_size, self.samples - start)
-        if step == self.arranged_step and not self.blocks:
-            mine = arranged(self.lanes, self.rank, self.size, self.arrangement)
-            cuts = self._cuts(samples, mine)
+        if self.choice is not None and step == self.choice.step and not self.blocks:
+            cuts = self._cuts(samples, self.choice.choose(self.lanes, self.rank, self.size))
         else:
             cuts = (
                 self._full_cuts if samples == self.global_size else self._cuts(samples, self.mine)

@@ -30,10 +30,12 @@ from paceline.exact.strategy import Strategy
 from paceline.exact.unsupported import refuse_closures, refuse_hooks, refuse_modules
 from paceline.hang.rank_report import DEBUGGED, WAITS_FOR_DEBUGGER
 from paceline.launch.traceback_text import traceback_text
+from paceline.scale.batch import LaneChoice
 from paceline.train.callbacks import Callback, Callbacks
 from paceline.train.carried import carried_variables, numbers_around
 from paceline.train.debugger import Debugger, check_rank
 from paceline.train.evaluation.inference import Inference, Pass, Score, gather_in_order
+from paceline.train.examiner import Examiner, load_examiner
 from paceline.train.likely_mistakes import (
     missing_of_run,
     refuse_no_config,
@@ -113,6 +115,7 @@ class Run:
         self._strategy: Strategy
         """Known in the `with` block, like `world` and the folder."""
         self._folder: RunFolder
+        self._examiner: Examiner | None = None
         self._loop: RunLoop | None = None
         """Known after `run.steps`, like the two below."""
         self._script_steps: ScriptSteps
@@ -141,6 +144,7 @@ class Run:
         try:
             self.world = self._stack.enter_context(self._joined())
             self._strategy = Strategy.of(self.world, self.config)
+            self._examiner = load_examiner(self.config, self.world)
             self._folder = RunFolder(self.config, self.world, self._sinks)
             self._stack.enter_context(self._folder.opened(self._done))
         except BaseException as error:
@@ -307,7 +311,7 @@ class Run:
         self._check_loop()
         self._script_state.refuse_untracked(sys._getframe(1))  # noqa: SLF001 - the caller's variables
         config = with_length(self.config, epochs, steps)
-        batches = Batches(data, config, self.world, collate=collate)
+        batches = Batches(data, config, self.world, collate=collate, choice=self._choice)
         if (facts := batches.read_facts()) is not None:
             DataComparison(self.world).compare(facts, name_of(data), "run.steps")
         return self._begin_loop(batches, flops_per_sample)
@@ -335,6 +339,7 @@ class Run:
             self._parts,
             batches,
             flops_per_sample,
+            self._examiner,
         )
         self._stack.enter_context(self._loop.running())
         self._stack.callback(self._loop.updates.close)
@@ -387,7 +392,7 @@ class Run:
             enough = self._complete_step()
         if enough or self._loop.is_over:
             self._loop.end()
-            if self._loop.ends_script:
+            if self.config.record.ends_script:
                 self._refuse_idle()
                 raise SystemExit(0)
             raise StopIteration
@@ -777,10 +782,15 @@ class Run:
         return (_BY_STEP, steps, self._predictions[1])
 
     @property
+    def _choice(self) -> LaneChoice | None:
+        return None if self._examiner is None else self._examiner.choice
+
+    @property
     def _inference(self) -> Inference:
         """Runs all passes with these settings; run.steps(...) may take a batch size from its data."""
         if self._made is None or self._made[0] is not self.config:
-            self._made = self.config, Inference(self.world, self.config, self._strategy)
+            inference = Inference(self.world, self.config, self._strategy, self._choice)
+            self._made = self.config, inference
         return self._made[1]
 
     @contextlib.contextmanager
@@ -791,9 +801,10 @@ class Run:
             return
         self._loop.settle()
         begun = time.perf_counter()
-        trace, after_batch = self._loop.updates.trace, self._loop.observers.evaluating()
+        observer, after_batch = self._loop.updates.observer, self._loop.observers.evaluating()
         with self._loop.evaluating():
-            yield Pass(self._modules(), data, collate, after_batch, trace.batch if trace else None)
+            note = observer.batch if observer else None
+            yield Pass(self._modules(), data, collate, after_batch, note)
         self._loop.leave_out(time.perf_counter() - begun)
 
     def _modules(self) -> list[nn.Module]:

@@ -5,10 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
-import torch
 
 from paceline.config import RunConfig
 from paceline.data.reading.batches import Batches, RankBatch
@@ -32,11 +28,11 @@ from paceline.launch.gc_pause import resume_gc
 from paceline.scale.batch import StepPlan
 from paceline.train.callbacks import Callbacks
 from paceline.train.dataset_changes import DatasetChanges
+from paceline.train.examiner import Examiner
 from paceline.train.gpu_settings import describe_speed
 from paceline.train.observers.console import describe_run, rank_line, say
 from paceline.train.observers.meter import Meter, WarmUp
 from paceline.train.observers.observers import Observers
-from paceline.train.observers.recorder import Recorder
 from paceline.train.rates import Rates
 from paceline.train.run_folder import RunFolder
 from paceline.train.saving.checkpointing import Checkpoints, shorten
@@ -44,8 +40,7 @@ from paceline.train.saving.final_state import FinalState
 from paceline.train.saving.run_state import Registered, RunState
 from paceline.train.script_settings import ScriptSettings
 from paceline.train.stopping import Stopping
-from paceline.verified import facts_of, save_facts, what_is_shown
-from paceline.version import VERSION
+from paceline.verified import what_is_shown
 from paceline.world.device import peak_of_all
 from paceline.world.process_group import shorten_timeout
 from paceline.world.world import World
@@ -68,8 +63,10 @@ class RunLoop:
         parts: Registered,
         batches: Batches,
         flops_per_sample: float = 0.0,
+        examiner: Examiner | None = None,
     ) -> None:
         self._world, self._config, self._folder = world, config, folder
+        self._strategy, self._examiner = strategy, examiner
         self._parts, self.batches = parts, batches
         self._rates = Rates(config, parts, batches.total_samples)
         models, optimizers = list(parts.models.values()), list(parts.optimizers.values())
@@ -92,7 +89,6 @@ class RunLoop:
         )
         self._final = FinalState(world, self.state, self._checkpoints)
         self.observers = Observers(world, config, strategy, self.updates, folder.emit)
-        self._recorder = Recorder(config, world, strategy, parts, self.updates, self.state)
         peak = peak_of_all(world, config.precision) if flops_per_sample else 0.0
         self._mfu_per_rate = flops_per_sample / peak if peak else 0.0
         self.done = self._first = 0
@@ -133,10 +129,8 @@ class RunLoop:
         self._announce()
         for sentence in filter(None, changes if self._world.is_main else ()):
             say(sentence)
-        self._recorder.start(self.done)
-        if self._config.record.to and self._world.is_main:
-            facts, sources = self._script_facts(), self.state.script.sources
-            save_facts(Path(self._config.record.to), facts, sources)
+        if self._examiner is not None:
+            self._examiner.begin(self.done, self._strategy, self._parts, self.updates, self.state)
         resume_gc()
         if self.is_over:
             return iter(())
@@ -162,7 +156,8 @@ class RunLoop:
         self.dataset_changes.remember()
         self._warm_up.begin()
         self._rates.set(batch.plan.seen)
-        self._recorder.begin_step(batch.plan.index)
+        if self._examiner is not None:
+            self._examiner.before_step(batch.plan.index)
 
     def next_plan(self) -> StepPlan:
         """Return the plan of the next step, whose samples are not read yet."""
@@ -197,8 +192,9 @@ class RunLoop:
         if plan.ends_epoch or done == self.batches.total_steps:
             return True
         is_synchronized = not replicas.steps or (plan.within + 1) % replicas.steps == 0
-        # A record has the metrics of an epoch's end; if it does not reach one, those of its last step.
-        is_last = plan.epoch == 0 and self._recorder.is_last(done)
+        # An examiner sees the metrics of an epoch's end; if it does not reach one, those of its last step.
+        examiner = self._examiner
+        is_last = examiner is not None and plan.epoch == 0 and done == examiner.last_step
         is_due = (bool(every) and done % every == 0) or is_last
         return is_due and is_synchronized
 
@@ -221,7 +217,10 @@ class RunLoop:
         self._mention_unused()
         self._mention_averaged()
         self._save_or_stop(sums)
-        enough = self._record(batch, sums)
+        enough = False
+        if self._examiner is not None:
+            self._examiner.after_step(self.done, sums, self.metrics)
+            enough = self.done == self._examiner.last_step
         return self.observers.seen_enough() or enough
 
     def _compare_ranks(self) -> None:
@@ -274,11 +273,6 @@ class RunLoop:
                 f"{shorten(names)}. If this is intended, set requires_grad=False on {'it' if one else 'them'}"
             )
 
-    @property
-    def ends_script(self) -> bool:
-        """Whether the script ends with its loop, as `paceline verify` wants it."""
-        return self._recorder.ends_script
-
     def _mention_averaged(self) -> None:
         """Name the buffers that forward changes, and the rule by which they change, once."""
         names, lanes = self.updates.take_averaged_buffers(), self._config.batch.lanes
@@ -326,7 +320,8 @@ class RunLoop:
     def _save_or_stop(self, sums: StepSums) -> None:
         self._checkpoints.update()
         agreed = self._stopping.agree(sums)
-        wanted = agreed.save or agreed.stop or self._recorder.saves_after(self.done)
+        is_examined = self._examiner is not None and self.done == self._examiner.save_step
+        wanted = agreed.save or agreed.stop or is_examined
         self.save_requested = self.save_requested and not wanted
         self._checkpoints.after_step(self.done, self.metrics, requested=wanted)
         if agreed.stop and not self.is_over:
@@ -336,15 +331,6 @@ class RunLoop:
             if self._callbacks is not None:
                 self._callbacks.stop(reason)
             raise Stopped(self.done)
-
-    def _record(self, batch: RankBatch, sums: StepSums) -> bool:
-        """Record the step for `paceline verify`; return whether it has enough steps."""
-        if not self._recorder.active:
-            return False
-        total = self.updates.total(StepSums(sums.loss, sums.counted))
-        counted = float(total.counted)
-        loss = float(total.loss) / counted if counted else 0.0
-        return self._recorder.step(batch, loss, self.metrics)
 
     def end(self) -> None:
         """Save the run after its last step. Every rank must call this."""
@@ -368,15 +354,11 @@ class RunLoop:
         self._folder.emit(RunEnded(self.done, self._in_epoch.run_seconds, digest))
         self._folder.remove_failure()
 
-    def _script_facts(self) -> dict[str, Any]:
-        versions = {"paceline": VERSION, "torch": torch.__version__}
-        return facts_of(self.state.script.sources, self._config, versions, self._world.device)
-
     def _what_is_shown(self) -> str:
         """Return what `paceline verify` has shown about this script, for the start of a run that may rely on it."""
         if not self._config.exact or self._config.only_measures or not self._world.is_main:
             return ""
-        return what_is_shown(self._script_facts(), self.state.script.sources)
+        return what_is_shown(self.state.script.identity(), self.state.script.sources)
 
     def _announce(self) -> None:
         batch, world, plan = self._config.batch, self._world, self.batches.plan

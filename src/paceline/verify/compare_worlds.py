@@ -15,13 +15,12 @@ from typing import Any, TextIO
 from paceline.launch.failure import Failure, RunFailed
 from paceline.launch.spec import LaunchSpec, Program
 from paceline.launch.supervisor import launch
-from paceline.rundir import DUMP_FILE
 from paceline.verified import remember
 from paceline.verify.causes import Cause
 from paceline.verify.compare_rounded import compare_rounded
 from paceline.verify.experiments import Experiments
 from paceline.verify.records import LOSS, Record, first_difference, read_record
-from paceline.verify.tensor_diff import tensor_sizes
+from paceline.verify.tensor_diff import DUMP_FILE, tensor_sizes
 from paceline.verify.traces import Trace, first_change, read_trace
 from paceline.verify.verdict import (
     Difference,

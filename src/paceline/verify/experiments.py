@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from paceline.scale.batch import arranged, share
+from paceline.scale.batch import share
 from paceline.verify.causes import Cause
 from paceline.verify.records import STEPS, Record, is_repeat
 from paceline.verify.traces import (
@@ -214,6 +214,28 @@ class Experiments:
         if draws:
             self._shown.append("the body of the loop draws random numbers before run.update")
         return Cause(where, why, names, list(self._shown), draws_in_body=draws)
+
+
+def arranged(lanes: int, rank: int, size: int, how: str) -> list[int]:
+    """Return the lanes of a rank in an experiment of `paceline verify`; each rank has as many as usual.
+
+    Swapped: other ranks, the same order. Reversed: the same ranks, in reverse order. Partners: only rank 0 as usual.
+    Dealt: lanes share a rank with others.
+
+    >>> [arranged(4, rank, 2, "swapped") for rank in range(2)], [arranged(4, rank, 2, "dealt") for rank in range(2)]
+    ([[2, 3], [0, 1]], [[0, 2], [1, 3]])
+    >>> arranged(4, 0, 1, "reversed"), [arranged(4, rank, 2, "partners") for rank in range(2)]
+    ([3, 2, 1, 0], [[0, 1], [3, 2]])
+    """
+    mine = share(lanes, rank, size)
+    if how == "swapped":
+        first = len(share(lanes, 0, size))
+        return [(lane + first) % lanes for lane in mine]
+    if how == "dealt":
+        order = sorted(range(lanes), key=lambda lane: lane % size)
+        return [order[lane] for lane in mine]
+    is_reversed = how == "reversed" or (how == "partners" and rank > 0)
+    return list(reversed(mine)) if is_reversed else list(mine)
 
 
 def _matters(lanes: int, world: int, how: str) -> bool:

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError
-from paceline.rundir import RECORD_FILE
 from paceline.safe_open import parse_json, read_text
+
+RECORD_FILE = "record.jsonl"
+"""The digests of every step, in the folder of the record."""
 
 _LARGEST_BYTES = 1 << 30  # a long run of a large model
 

@@ -13,7 +13,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from paceline.rundir import GRADIENT, NARROW, PARAMETERS
+DUMP_FILE = "tensors.safetensors"
+"""All tensors after one step, in the folder of a record."""
+GRADIENT = "gradient."
+"""What begins the names of the gradients among them."""
+PARAMETERS, NARROW = "parameters", "narrow"
+"""Where the file's metadata lists which tensors are weights, and which have 16 bits or less, as JSON."""
 
 _ONLY_ROUNDING = 1e-10
 """An element whose mean square gradient is at most this part of the largest gets nothing but rounding as its gradient."""

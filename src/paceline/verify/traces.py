@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.rundir import BODY, DRAWS, trace_file
 from paceline.safe_open import parse_json, read_text
 
 _LARGEST_BYTES = 1 << 30
+
+BODY, DRAWS = "body", "draws"
+"""The stage that tells whether the body of the loop has drawn random numbers, and the name of that fact."""
 
 ASPECTS = ("samples", "loss", "gradients", "buffers")
 """What a trace says of a lane, in the order in which it is computed."""
@@ -63,6 +65,11 @@ class Change:
         ('the loss of lane 0', 'the options of optimizer.0')
         """
         return name if name.startswith("the ") else f"the {self.where} of {name}"
+
+
+def trace_file(folder: Path, rank: int) -> Path:
+    """Return the file of what a rank computed in one step, in the folder of a record."""
+    return folder / f"{rank:04d}.trace"
 
 
 def read_trace(folder: Path, world: int) -> Trace | None:

@@ -31,7 +31,7 @@ from paceline.data.reading.stream import Stream, StreamReader
 from paceline.data.reading.transform import Transformed
 from paceline.data.sampling import ComposedOrder, LengthOrder, SampleOrder
 from paceline.errors import ConfigError
-from paceline.scale.batch import BatchPlan, StepPlan
+from paceline.scale.batch import BatchPlan, LaneChoice, StepPlan
 from paceline.world.world import World
 
 
@@ -55,13 +55,20 @@ class Batches:
 
     `data`: tensors, a map-style dataset, shards, HDF5, a torch DataLoader or a Stream.
     `collate(samples)` makes a batch of the samples of one lane.
+    `choice`: a step in which the ranks run other lanes than usual.
 
     Batches from files lie in buffers that later steps overwrite: copy a batch to keep it
     beyond its step.
     """
 
     def __init__(
-        self, data: Any, config: RunConfig, world: World, *, collate: Collate | None = None
+        self,
+        data: Any,
+        config: RunConfig,
+        world: World,
+        *,
+        collate: Collate | None = None,
+        choice: LaneChoice | None = None,
     ) -> None:
         loader = LoaderSettings.of(data) if isinstance(data, DataLoader) else None
         self.config = config if loader is None else loader.apply(config)
@@ -80,8 +87,9 @@ class Batches:
         """Samples of the dataset; 0 for a stream of unknown length."""
         if isinstance(data, Stream) and data.is_endless:
             self.dataset_samples = 0
-        may_arrange = not isinstance(data, Stream)
-        self.plan = _plan(samples, self.config, world, may_arrange=may_arrange)
+        if isinstance(data, Stream):
+            choice = None  # a lane of a stream stays with the rank that reads its shard
+        self.plan = _plan(samples, self.config, world, choice)
         self.total_steps = self.config.steps or config.epochs * self.plan.steps_per_epoch
         self.total_samples = self.plan.seen_after(
             self.total_steps
@@ -91,7 +99,7 @@ class Batches:
         if self.cut_to:
             epochs = -(-self.total_steps // self.plan.steps_per_epoch)
             left_out = (self.plan.steps_per_epoch - self.cut_to) * self.plan.global_size
-            self.plan = _plan(samples - left_out, self.config, world, may_arrange=may_arrange)
+            self.plan = _plan(samples - left_out, self.config, world, choice)
             self.total_steps = min(self.total_steps, epochs * self.cut_to)
         self.description = _describe(data, self.source, samples)
         if loader is not None:
@@ -187,19 +195,11 @@ def _unwrap(source: Source) -> tuple[Source, SampleOrder | None, Transformed | N
             return source, order, transform
 
 
-def _plan(samples: int, config: RunConfig, world: World, *, may_arrange: bool) -> BatchPlan:
+def _plan(samples: int, config: RunConfig, world: World, choice: LaneChoice | None) -> BatchPlan:
     blocks = config.local_sgd.replicas if config.local_sgd.steps else 0
-    batch, record = config.batch, config.record
-    is_arranged = may_arrange and record.arrangement != "usual"
+    batch = config.batch
     return BatchPlan(
-        samples,
-        batch.global_size,
-        batch.lanes,
-        world.rank,
-        world.size,
-        blocks,
-        record.arrangement,
-        record.dump_step - 1 if is_arranged else -1,
+        samples, batch.global_size, batch.lanes, world.rank, world.size, blocks, choice
     )
 
 

@@ -17,7 +17,7 @@ from paceline.data.reading.collate import Collate
 from paceline.errors import ConfigError
 from paceline.exact.precision import Precision
 from paceline.exact.strategy import Strategy
-from paceline.scale.batch import arranged, share
+from paceline.scale.batch import LaneChoice, share
 from paceline.train.evaluation.captured_scores import CapturedScores
 from paceline.train.evaluation.evaluation_source import EvaluationSource, EvaluationSources
 from paceline.train.evaluation.metric_objects import MetricObjects
@@ -61,13 +61,20 @@ class Pass:
 class Inference:
     """Runs functions over datasets without training. A run has one, which keeps the datasets open."""
 
-    def __init__(self, world: World, config: RunConfig, strategy: Strategy) -> None:
+    def __init__(
+        self,
+        world: World,
+        config: RunConfig,
+        strategy: Strategy,
+        choice: LaneChoice | None = None,
+    ) -> None:
         self._world, self._config = world, config
         self._precision = Precision(config, world.device, gathers_bf16=strategy.gathers_bf16)
         self._sources = EvaluationSources(world, config)
         self._weights = WholeWeights(world, strategy)
         self._size = max(1, config.batch.global_size // config.batch.lanes)
         self._begin_batch: Callable[[], None] = lambda: None
+        self._choose = share if choice is None else choice.choose
         self._scores = None
         if strategy.captures and not strategy.shards:
             self._scores = CapturedScores(world.device)
@@ -83,8 +90,7 @@ class Inference:
         count = self._count(source)
         count = min(count, batches) if batches else count
         sums, objects = ScoreSums(self._world), MetricObjects(metrics, self._world)
-        how = self._config.record.arrangement
-        mine = arranged(count, self._world.rank, self._world.size, how)
+        mine = self._choose(count, self._world.rank, self._world.size)
         most = len(share(count, 0, self._world.size))
         scores = self._scores if not metrics else None
         with self._running(over.modules) as is_free:

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from paceline.checkpoint.manifest import Manifest
 from paceline.config import RunConfig
 from paceline.main_script import Sources, main_script, may_be_same, means_the_same, read_sources
@@ -20,6 +22,8 @@ from paceline.redact import without_logins
 from paceline.rundir import RunDir, make_private, write_whole, writing_to
 from paceline.safe_open import SMALL_BYTES, read_text, refuse_outside
 from paceline.terminal import plain
+from paceline.verified import facts_of
+from paceline.version import VERSION
 from paceline.world.collectives import all_gather_texts
 from paceline.world.world import World
 
@@ -32,7 +36,7 @@ class KeptScript:
     """The script of this process. Every rank has one, and makes the same calls; only rank 0 reads and writes files."""
 
     def __init__(self, world: World, config: RunConfig) -> None:
-        self._world, self._folder = world, RunDir.of(config).script
+        self._world, self._config, self._folder = world, config, RunDir.of(config).script
         self.sources = read_sources() if world.is_main else Sources(main_script())
         self.change = ""
         """How the text differs from that of the checkpoint, in one line; empty: it does not."""
@@ -40,6 +44,11 @@ class KeptScript:
     def facts(self) -> dict[str, str]:
         """Return what a checkpoint says about the script that has trained it."""
         return {"place": self.sources.script.place, "version": self.sources.version}
+
+    def identity(self) -> dict[str, Any]:
+        """Return what identifies this training: texts, settings, versions and device."""
+        versions = {"paceline": VERSION, "torch": torch.__version__}
+        return facts_of(self.sources, self._config, versions, self._world.device)
 
     def compare(self, manifest: Manifest) -> str:
         """Compare with the script of a checkpoint; return both places if it is another one. Every rank must call this."""

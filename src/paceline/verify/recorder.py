@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,105 +14,92 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 from paceline.config import RunConfig
-from paceline.data.reading.batches import RankBatch
+from paceline.exact.row import StepSums
 from paceline.exact.sharded_tensor import whole
 from paceline.exact.state import digest_of, digests_of_all
 from paceline.exact.step import Updates
 from paceline.exact.strategy import Strategy
-from paceline.rundir import (
-    DUMP_FILE,
-    GRADIENT,
-    NARROW,
-    PARAMETERS,
-    RECORD_FILE,
-    make_private,
-    write_whole,
-)
+from paceline.rundir import make_private, write_whole
 from paceline.safe_open import open_to_write
-from paceline.train.observers.step_trace import StepTrace, make_trace, text_digest
+from paceline.scale.batch import LaneChoice
 from paceline.train.saving.run_state import Registered, RunState
 from paceline.train.saving.tracked import PREFIX
+from paceline.verified import save_facts
+from paceline.verify.experiments import arranged
+from paceline.verify.records import RECORD_FILE
+from paceline.verify.step_trace import StepTrace, text_digest
+from paceline.verify.tensor_diff import DUMP_FILE, GRADIENT, NARROW, PARAMETERS
+from paceline.verify.traces import trace_file
 from paceline.world.collectives import all_gather_rows
 from paceline.world.world import World
 
 
 class Recorder:
-    """Writes the record of a run for `paceline verify`; idle otherwise. Every rank makes the same calls."""
+    """Writes the record of a run: the `Examiner` of its loop, which loads this file by its name."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        world: World,
-        strategy: Strategy,
-        parts: Registered,
-        updates: Updates,
-        state: RunState,
+    def __init__(self, config: RunConfig, world: World) -> None:
+        self._config, self._world, self._exact = config.record, world, config.exact
+        self._folder = Path(config.record.to)
+        self.choice: LaneChoice | None = None
+        if self._config.arrangement != "usual":
+            choose = partial(arranged, how=self._config.arrangement)
+            self.choice = LaneChoice(self._config.dump_step - 1, choose)
+        self.last_step, self.save_step = self._config.steps, self._config.save_step
+        self._trace: StepTrace | None = None
+
+    def begin(
+        self, done: int, strategy: Strategy, parts: Registered, updates: Updates, state: RunState
     ) -> None:
-        self._config, self._world, self._parts = config.record, world, parts
-        self._head: dict[str, object] = {"world": world.size, "lanes": config.batch.lanes}
-        # What local SGD sends has the same bits in every world, compressed or not.
-        compression = "none" if strategy.replicas else config.compression
-        self._head |= {"exact": config.exact, "compression": compression}
-        self._head["precision"] = config.precision
-        self._exact = config.exact
-        self._updates, self._state = updates, state
+        """Record the state before the first step, or after the one that was restored."""
+        self._parts, self._updates, self._state = parts, updates, state
         self._can_trace = type(updates) is Updates and not strategy.shards
         self._is_replicated = not strategy.replicas
-        batches = state.batches
-        self._head["epoch_steps"] = batches.cut_to
-        self._head["workers"] = config.read.workers if batches.may_use_workers else -1
-        per_epoch, self._steps = batches.plan.steps_per_epoch, self._config.steps
+        config, batches = state.config, state.batches
+        per_epoch = batches.plan.steps_per_epoch
         if per_epoch <= self._config.epoch_steps:
-            self._steps = max(self._steps, 2 * per_epoch + 1)
-        last = min(self._steps or batches.total_steps, batches.total_steps)
-        self._save_step = self._config.save_step or _step_to_resume_after(per_epoch, last)
-        if self.active and world.is_main:
-            make_private(Path(self._config.to))
+            self.last_step = max(self.last_step, 2 * per_epoch + 1)
+        last = min(self.last_step or batches.total_steps, batches.total_steps)
+        self.save_step = self.save_step or _step_to_resume_after(per_epoch, last)
+        head = {
+            "world": self._world.size,
+            "lanes": config.batch.lanes,
+            "exact": config.exact,
+            # What local SGD sends has the same bits in every world, compressed or not.
+            "compression": "none" if strategy.replicas else config.compression,
+            "precision": config.precision,
+            "epoch_steps": batches.cut_to,
+            "workers": config.read.workers if batches.may_use_workers else -1,
+            "save_step": self.save_step,
+        }
+        if self._world.is_main:
+            make_private(self._folder)
+        self._write(head)
+        self._line(done, float("nan"), {})
+        if self._world.is_main:
+            script = state.script
+            save_facts(self._folder, script.identity(), script.sources)
 
-    @property
-    def active(self) -> bool:
-        """Whether this run is recorded."""
-        return bool(self._config.to)
-
-    def start(self, step: int) -> None:
-        """Record the state before the first step, or after the one that was restored."""
-        if self.active:
-            self._write(self._head | {"save_step": self._save_step})
-            self._line(step, float("nan"), {})
-
-    def begin_step(self, index: int) -> None:
+    def before_step(self, index: int) -> None:
         """Begin the trace of a step, if it is the one."""
-        if self.active and self._can_trace and index + 1 == self._config.dump_step:
-            parts, folder = self._parts, self._config.to
-            trace = make_trace(folder, self._world.rank, parts, self._digests)
-            trace.keeps_gradients = not self._exact
-            self._updates.trace = trace
+        if self._can_trace and index + 1 == self._config.dump_step:
+            file = trace_file(self._folder, self._world.rank)
+            self._trace = StepTrace(file, self._parts, self._digests)
+            self._trace.keeps_gradients = not self._exact
+            self._updates.observer = self._trace
 
-    def is_last(self, done: int) -> bool:
-        """Return whether verify has enough steps."""
-        return self.active and done == self._steps
-
-    def saves_after(self, done: int) -> bool:
-        """Return whether verify resumes from a checkpoint after this step."""
-        return self.active and done == self._save_step and self._config.save_step >= 0
-
-    def step(self, batch: RankBatch, loss: float, metrics: Mapping[str, float]) -> bool:
-        """Record a finished step; return whether verify has enough."""
-        done = batch.plan.index + 1
-        trace, gradients = self._updates.trace, {}
-        if isinstance(trace, StepTrace):
-            trace.end(metrics)
-            gradients = trace.gradients
-            self._updates.trace = None
+    def after_step(self, done: int, sums: StepSums, metrics: Mapping[str, float]) -> None:
+        """Record a finished step."""
+        total = self._updates.total(StepSums(sums.loss, sums.counted))
+        counted = float(total.counted)
+        loss = float(total.loss) / counted if counted else 0.0
+        gradients: Mapping[str, Tensor] = {}
+        if self._trace is not None:
+            self._trace.end(metrics)
+            gradients = self._trace.gradients
+            self._trace = self._updates.observer = None
         self._line(done, loss, metrics)
         if done == self._config.dump_step:
             self._dump(gradients)
-        return self.is_last(done)
-
-    @property
-    def ends_script(self) -> bool:
-        """Whether the script ends with its loop."""
-        return self.active and self._config.ends_script
 
     def _digests(self) -> dict[str, str]:
         tensors = self._state.recorded()
@@ -154,7 +142,7 @@ class Recorder:
             named = self._parts.model.named_parameters(remove_duplicate=False)
             weights = [f"model.{name}" for name, _ in named]
             metadata = {PARAMETERS: json.dumps(weights), NARROW: json.dumps(narrow)}
-            write_whole(Path(self._config.to) / DUMP_FILE, to_safetensors(tensors, metadata))
+            write_whole(self._folder / DUMP_FILE, to_safetensors(tensors, metadata))
 
     def _distinct_digests(self, content: bytes) -> list[int]:
         """Return the distinct digests over all ranks of a value that may differ between them."""
@@ -164,9 +152,7 @@ class Recorder:
 
     def _write(self, line: Mapping[str, object]) -> None:
         if self._world.is_main:
-            descriptor = open_to_write(
-                Path(self._config.to) / RECORD_FILE, os.O_WRONLY | os.O_APPEND
-            )
+            descriptor = open_to_write(self._folder / RECORD_FILE, os.O_WRONLY | os.O_APPEND)
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
 

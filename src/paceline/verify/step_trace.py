@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from paceline.data.reading.batches import Lane
 from paceline.data.reading.nest import leaves_of
 from paceline.exact.state import content
-from paceline.rundir import BODY, DRAWS, trace_file, write_whole
+from paceline.rundir import write_whole
 from paceline.train.saving.run_state import Registered
+from paceline.verify.traces import BODY, DRAWS
 from paceline.world.randomness import generator_states
 
 Facts = dict[str, str]
@@ -127,11 +128,6 @@ class StepTrace:
             if parameter.grad is not None:
                 found[f"the gradient of {name}"] = digest(parameter.grad)
         return found
-
-
-def make_trace(folder: str, rank: int, parts: Registered, state: Callable[[], Facts]) -> StepTrace:
-    """Return the trace of a rank, in the folder of the record."""
-    return StepTrace(trace_file(Path(folder), rank), parts, state)
 
 
 def _opened(batch: Any) -> Any:
