@@ -148,7 +148,6 @@ KNOWN_PAIRS = {
     ("paceline.data.pack", "paceline.data.shards"),
     ("paceline.data.reading", "paceline.data.shards"),
     ("paceline.train", "paceline.train.observers"),
-    ("paceline.train.observers", "paceline.train.saving"),
 }
 """Folders that import each other both ways today; the list may only become shorter."""
 
