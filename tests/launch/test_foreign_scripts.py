@@ -114,13 +114,15 @@ def test_ranks_that_each_do_the_whole_work_are_told_so(tmp_path: Path) -> None:
     [
         "import os\nprint(os.environ.get('RANK'))",
         "import os\nprint(os.getenv('WORLD_SIZE'))",
-        "import os\nprint(len(dict(os.environ)))",
+        "import share\nprint(share.of_this_process([1, 2, 3]))",
         "import subprocess\nsubprocess.run(['sh', '-c', 'echo $RANK'], check=True)",
         "import multiprocessing as mp\nif __name__ == '__main__':\n    w = mp.Process(target=print)\n    w.start()\n    w.join()",
     ],
 )
 def test_a_script_that_could_know_its_rank_is_told_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "aware.py").write_text(text)
+    share = "import os\ndef of_this_process(files):\n    return files[int(os.environ['RANK'])::2]\n"
+    (tmp_path / "share.py").write_text(share)
     done = paceline("run", "-n", "2", "aware.py", folder=tmp_path, cold=True)
     assert (done.code, done.err) == (0, "")
 

@@ -98,7 +98,7 @@ def _may_ask(rank: LaunchedRank) -> bool:
 
 def _request(dump: Path) -> bool:
     """Ask the thread of a rank; return whether there is one."""
-    with contextlib.suppress(OSError):  # the script has not read its rank yet
+    with contextlib.suppress(OSError):  # it has no thread
         fifo = os.open(handover.request_fifo(dump), os.O_WRONLY | os.O_NONBLOCK)
         os.write(fifo, b"?")
         os.close(fifo)

@@ -1,9 +1,8 @@
 """Stacks and collectives of a rank whose script does not use Paceline, dumped when `paceline hang` asks for them.
 
-A thread answers: it sleeps in a read until it is asked, and starts when the script reads its rank, shortly before gloo or
-NCCL start theirs. It looks at the other threads while it holds the GIL; looking without it, from a signal handler, ends the
+A thread answers: it sleeps in a read until it is asked. It looks at the other threads while it holds the GIL; looking without it, from a signal handler, ends the
 process now and then, because their frames change meanwhile. The signal is for a rank that cannot answer, because native code holds
-the GIL or the script has not read its rank. The main thread receives the signal, and writes its own stack only.
+the GIL. The main thread receives the signal, and writes its own stack only.
 """
 
 from __future__ import annotations

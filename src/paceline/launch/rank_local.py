@@ -9,10 +9,12 @@ import atexit
 import contextlib
 import faulthandler
 import gc
+import importlib.util
 import io
 import json
 import os
 import random
+import resource
 import runpy
 import signal
 import sys
@@ -27,7 +29,6 @@ from paceline import handover
 from paceline.errors import PacelineError, Stopped
 from paceline.launch.gc_pause import pause_gc
 from paceline.launch.needs_run import end_other_loops
-from paceline.launch.rank_awareness import RankAwareness
 from paceline.launch.rank_dump import dump_on_request, dump_stack_on_signal
 from paceline.launch.signals import STOP_SIGNALS
 from paceline.launch.traceback_text import traceback_text
@@ -57,10 +58,10 @@ def main() -> None:
         os._exit(1)  # the launcher died before the kernel knew about us
     faulthandler.enable()
     unaware_mark = handover.unaware_mark(Path(os.environ[handover.FAILURE]))
-    awareness = _watch_rank()
-    code = 0
+    _prepare_dumps()
+    target, code = sys.argv[1:], 0
     try:
-        run_target(sys.argv[1:])
+        run_target(target)
     except Stopped as stop:
         leave(int(str(stop.code)))
     except SystemExit as stop:
@@ -70,18 +71,59 @@ def main() -> None:
     except Exception as error:  # noqa: BLE001 - any exception of the script is reported
         _report(error)
         leave(getattr(error, "exit_code", 1))
-    if not awareness.is_possible:
+    if not _joined() and not _had_children() and not _names_rank(*target[:2]):
         unaware_mark.touch(mode=0o600)
     leave(code)
 
 
-def _watch_rank() -> RankAwareness:
-    """Watch whether the script reads its rank; if it is a foreign one, prepare the answers to `paceline hang`."""
-    dump = os.environ.pop(handover.DUMP, "")
-    if not dump:
-        return RankAwareness()
-    dump_stack_on_signal(Path(dump))
-    return RankAwareness(lambda: dump_on_request(Path(dump)))
+def _prepare_dumps() -> None:
+    """Prepare the answers to `paceline hang`, if the launcher asks for them: the script does not use Paceline."""
+    if dump := os.environ.pop(handover.DUMP, ""):
+        dump_stack_on_signal(Path(dump))
+        dump_on_request(Path(dump))
+
+
+def _joined() -> bool:
+    """Return whether `torch.distributed` was ever initialized, by `paceline.Run`, by another library or by the script."""
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    # Its hook for exceptions stays when the process group is destroyed.
+    hook = getattr(sys.excepthook, "__module__", "")
+    return c10d is not None and (c10d.is_initialized() or hook == c10d.__name__)
+
+
+def _had_children() -> bool:
+    """Return whether this process waited for others: they inherit the variables, and may have joined."""
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss > 0
+
+
+def _names_rank(kind: str, what: str) -> bool:
+    """Return whether the script, or a module of its own, names the rank or the world size: it may share out the work itself."""
+    modules = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    for file in {_file_of(kind, what), *modules}:
+        if not isinstance(file, str) or not file.endswith(".py") or _is_installed(file):
+            continue
+        with contextlib.suppress(OSError):
+            text = Path(file).read_bytes()
+            if b"RANK" in text or b"WORLD_SIZE" in text:
+                return True
+    return False
+
+
+def _file_of(kind: str, what: str) -> str | None:
+    if kind == "path":
+        return what
+    with contextlib.suppress(ImportError, ValueError):
+        found = importlib.util.find_spec(what)
+        return found.origin if found is not None else None
+    return None
+
+
+def _is_installed(file: str) -> bool:
+    """Return whether a module belongs to Python, to Paceline or to an installed package."""
+    libraries = Path(os.__file__).parent, Path(handover.__file__).parent
+    return any(map(Path(file).is_relative_to, libraries)) or bool(
+        {"site-packages", "dist-packages"}.intersection(Path(file).parts)
+    )
 
 
 def run_target(argv: Sequence[str]) -> None:
