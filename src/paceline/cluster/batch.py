@@ -181,6 +181,8 @@ def _environment(job: BatchJob, profile: ClusterProfile) -> list[str]:
         variables[handover.SEED] = str(seed)
     variables |= dict(profile.environment)
     lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+    if not job.foreign:  # as LaunchSpec.variables
+        lines.append('export TORCH_CPP_LOG_LEVEL="${TORCH_CPP_LOG_LEVEL:-FATAL}"')
     if handover.HASH_SEED not in variables:  # else a set has another order on every rank
         lines.insert(0, f'export {handover.HASH_SEED}="${{{handover.HASH_SEED}:-{seed % 2**32}}}"')
     return lines

@@ -105,6 +105,9 @@ class LaunchSpec:
         variables[handover.HASH_SEED] = env.get(handover.HASH_SEED) or str(seed % 2**32)
         if not self.target.foreign:
             variables[handover.SEED] = str(seed)
+            # The watchdog names a hang and ends its ranks; C++ stacks of torch around that would hide it. torch reads
+            # the variable at its import.
+            variables["TORCH_CPP_LOG_LEVEL"] = env.get("TORCH_CPP_LOG_LEVEL", "FATAL")
         if self.import_from:
             outer_path = env.get("PYTHONPATH", "")
             folders = [self.import_from, *([outer_path] if outer_path else [])]

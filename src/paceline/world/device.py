@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
 import platform
 import re
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch.utils import deterministic
@@ -27,7 +24,6 @@ _PEAKS = {
     "B200": 2250e12, "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "GH200": 989e12, "A100": 312e12, "L40S": 362e12,
     "A10G": 70e12, "A10": 125e12, "L4": 121e12, "RTX 4090": 165e12, "RTX 3090": 71e12,
 }  # fmt: skip
-_FATAL = 3  # of torch's log levels
 
 
 def choose_device(world: World, config: RunConfig) -> str:
@@ -173,19 +169,11 @@ def choose_backend(world: World, config: RunConfig, store: Board) -> str:
 
 
 def silence_nccl(config: RunConfig) -> None:
-    """Let the watchdog alone end a hang under NCCL, and say why: torch ends it later, with C++ stacks as its message.
-
-    With TORCH_CPP_LOG_LEVEL in the environment torch says what that asks for.
-    """
+    """Let the watchdog alone end a hang under NCCL, and say why: torch ends it later, with C++ stacks as its message."""
     if not config.timeout.hang_steps:
         return
     os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
     os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
-    if "TORCH_CPP_LOG_LEVEL" not in os.environ:
-        # torch reads the variable at its import, and keeps it here; another build may not.
-        with contextlib.suppress(OSError, ValueError):
-            library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
-            ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level").value = _FATAL
 
 
 def let_nccl_share_a_gpu(world: World) -> None:

@@ -17,6 +17,7 @@ export PYTHONHASHSEED="${PYTHONHASHSEED:-0}"
 export PACELINE_SET='{"name": "digits", "runs": "/home/me/runs"}'
 export PACELINE_SEED=0
 export FI_PROVIDER=efa
+export TORCH_CPP_LOG_LEVEL="${TORCH_CPP_LOG_LEVEL:-FATAL}"
 surroundings() {
   :
 }

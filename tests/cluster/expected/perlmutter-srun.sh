@@ -19,6 +19,7 @@ export PACELINE_SET='{"name": "digits", "runs": "/home/me/runs"}'
 export PACELINE_INTERFACE=hsn0
 export PACELINE_SEED=0
 export NCCL_SOCKET_IFNAME=hsn
+export TORCH_CPP_LOG_LEVEL="${TORCH_CPP_LOG_LEVEL:-FATAL}"
 surroundings() {
   :
 }
