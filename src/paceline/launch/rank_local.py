@@ -5,32 +5,28 @@ It imports nothing heavy: a script pays only for its own imports.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import faulthandler
 import gc
 import importlib.util
-import io
 import json
 import os
 import random
 import resource
 import runpy
-import signal
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from paceline import handover
 from paceline.errors import PacelineError, Stopped
 from paceline.launch.gc_pause import pause_gc
 from paceline.launch.needs_run import end_other_loops
 from paceline.launch.rank_dump import dump_on_request, dump_stack_on_signal
-from paceline.launch.signals import STOP_SIGNALS
+from paceline.launch.rank_end import hold_until_exit, leave
 from paceline.launch.traceback_text import traceback_text
 from paceline.world.parent_death import die_with_parent
 
@@ -47,8 +43,6 @@ _PEER_LOST = (
 )
 _RECIPES = "paceline.recipes."
 _USAGE_CODE = 2  # of argparse and click
-_held: list[object] = []
-"""What must not be freed before the process ends."""
 
 
 def main() -> None:
@@ -149,52 +143,8 @@ def run_target(argv: Sequence[str]) -> None:
     finally:
         if gc.get_freeze_count() > frozen:
             gc.unfreeze()  # what the script has frozen, the next line would not see
-        _hold(gc.get_objects())
+        hold_until_exit(gc.get_objects())
         del variables
-
-
-def _hold(objects: list[object]) -> None:
-    """Keep what must not be freed before the process ends: files, and the reducer of each DistributedDataParallel.
-
-    Garbage collection loses the text of a file in a cycle (gh-62052). The destructor of a reducer waits for a thread of
-    gloo and holds the GIL, for which that thread may wait: a deadlock at exit.
-    """
-    _held.extend(_writers(objects))
-    wrapper = sys.modules.get("torch.nn.parallel.distributed")
-    if wrapper is not None:
-        ddp = wrapper.DistributedDataParallel
-        models = [thing for thing in objects if ddp in type(thing).__mro__]
-        _held.extend(vars(model).get("reducer") for model in models)
-
-
-def _writers(objects: list[Any]) -> list[io.IOBase]:
-    """Return the files that may hold unwritten data."""
-    kinds = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
-    return [thing for thing in objects if issubclass(type(thing), kinds)]
-
-
-def _flush_files() -> None:
-    """Write what open files still hold, as the end of an interpreter does."""
-    for file in _writers(gc.get_objects()):
-        with contextlib.suppress(OSError, ValueError):  # closed, or its reader has gone
-            file.flush()
-
-
-def leave(code: int) -> NoReturn:
-    """Exit without tearing down the interpreter around native threads, which aborted in rare cases."""
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)  # an interrupt during the exit would only make noise
-    # Idle workers of a ThreadPoolExecutor, such as that of torch.compile, end only when they are told to.
-    for end_workers in reversed(threading._threading_atexits):  # type: ignore[attr-defined] # noqa: SLF001
-        end_workers()
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
-    atexit._run_exitfuncs()  # noqa: SLF001 - no public way
-    sys.stdout.flush()  # the script may have put another object there
-    sys.stderr.flush()
-    _flush_files()
-    os._exit(code)
 
 
 def _code_of(stop: SystemExit) -> int:

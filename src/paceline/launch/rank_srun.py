@@ -17,8 +17,9 @@ from typing import NoReturn
 
 from paceline import handover
 from paceline.errors import LOST_PEER, STOPPED, EnvironmentUnfit, PacelineError, Stopped
+from paceline.launch.rank_end import leave
 from paceline.launch.rank_foreign import become
-from paceline.launch.rank_local import format_error, leave, lost_peer, run_target
+from paceline.launch.rank_local import format_error, lost_peer, run_target
 from paceline.launch.signals import EARLY
 from paceline.launch.spec import ANOTHER_PYTHON
 from paceline.world.detect import detect_world
