@@ -30,6 +30,24 @@ command=(
 page=(/home/me/venv/bin/python -m paceline hang /home/me/runs/digits)
 
 # ---- the same for every job from here on ----
+#
+# How a start of this job ends. "New checkpoint" means that the file `progress` has changed since the start.
+#
+#   what was seen                                            what follows
+#   --------------------------------------------------------------------------------------------------------
+#   `over` or `cancelled` exists when the job begins         exit 0: the run has ended
+#   Slurm's state or restart count is of another start       exit with the code of the ranks: Slurm acts itself
+#   srun could not start the ranks, no new checkpoint        again, without those nodes
+#   $mark: all ranks have saved and stopped                  again
+#   signalled, past the end, the ranks do not exit           again
+#   killed by the request to stop before Python handles it   again
+#   exit code 0                                              over, exit 0: cancel the rest of the chain
+#   failed: a new checkpoint, or an old one and not 2 or 3   again: a node that killed a rank is left out
+#   anything else                                            over, with the code of the ranks
+#
+# "again" requeues this job, or leaves it to the next job of the chain; the fifth time in a row without a new
+# checkpoint is "over" with exit 75. USR1 (Slurm, before the time limit or at preemption) asks the ranks to stop;
+# TERM reaches the ranks as well, so this shell only waits for them.
 jobs="$run/jobs" id="$SLURM_JOB_ID" count="${SLURM_RESTART_COUNT:-0}"
 mark="$jobs/$id.$count.stopped" kept="$jobs/$id.$count.code"
 umask 077
