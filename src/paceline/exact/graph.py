@@ -284,12 +284,12 @@ class CapturedRows(Rows):
         """The counts that the loss gave as Python numbers, by row and column."""
         self._has_requests = False
 
-    def _put(self, place: Tensor, value: Tensor | float, factor: float) -> None:
+    def _put(self, place: Tensor, value: Tensor | float) -> None:
         if not isinstance(value, Tensor):
             raise CannotCapture("a value of the loss is a Python number, not a tensor")
         if value.device != place.device:
             raise CannotCapture(f"a value of the loss is on {value.device}")
-        super()._put(place, value, factor)
+        super()._put(place, value)
 
     def _put_count(self, row: int, column: int, count: float) -> None:
         before = self._numbers.setdefault((row, column), count)

@@ -138,11 +138,16 @@ class Rows:
         names = len(layout.names)
         self._sums = [[row[column] for column in range(names)] for row in self.numbers]
         self._counts = [[row[names + column] for column in range(names)] for row in self.numbers]
-        self._factors: dict[float, Tensor] = {}
+        self._values = self.numbers[:, : 2 * names]
+        self._flags = self.numbers[:, layout.save : layout.head]
+        self._factors = torch.ones_like(self._values)
+        """What each number is multiplied with, once all lanes have written theirs."""
+        self._written: dict[tuple[int, int], float] = {}
+        """Factors and counts of the host that were written before: most are the same in every update."""
 
     def clear(self) -> None:
         """Remove the requests and flags of the update before."""
-        self.numbers[:, self.layout.save : self.layout.head].zero_()
+        self._flags.zero_()
 
     def write(self, row: int, values: Mapping[str, Any], lane: Lane) -> None:
         """Write what the loss of a lane returned: means over its samples, or (sum, count).
@@ -157,32 +162,40 @@ class Rows:
                 fix="return the same names for every batch",
             )
         has_samples = float(samples > 0)
+        names = len(self.layout.names)
         for column, (name, value) in enumerate(values.items()):
             total, count = value if isinstance(value, tuple) else (value, None)
-            factor = float(samples) if count is None else has_samples
-            self._put(self._sums[row][column], single_number(name, total), factor)
-            if count is None:
-                self._put_count(row, column, float(samples))
-                continue
-            counted = single_number(name, count)
+            self._put(self._sums[row][column], single_number(name, total))
+            self._set_factor(row, column, float(samples) if count is None else has_samples)
+            counted = float(lane.samples) if count is None else single_number(name, count)
             if isinstance(counted, Tensor):
-                self._put(self._counts[row][column], counted, has_samples)
+                self._put(self._counts[row][column], counted)
+                self._set_factor(row, names + column, has_samples)
             else:
                 self._put_count(row, column, counted * has_samples)
+                self._set_factor(row, names + column, 1.0)
 
-    def _put(self, place: Tensor, value: Tensor | float, factor: float) -> None:
-        if not isinstance(value, Tensor):
-            place.fill_(value * factor)
-            return
-        if factor not in self._factors:
-            self._factors[factor] = self.numbers.new_tensor(factor)
-        if value.device != place.device:
-            value = value.to(place.device)
-        # Both have no dimension, so the product is computed in float64, as Python would.
-        torch.mul(value.detach().reshape(()), self._factors[factor], out=place)
+    def complete(self) -> None:
+        """Multiply means by their samples, once all lanes have written their rows."""
+        self._values.mul_(self._factors)
+
+    def _put(self, place: Tensor, value: Tensor | float) -> None:
+        if isinstance(value, Tensor):
+            value = value.detach()  # copied as float64, so products are those of Python
+            place.copy_(value if value.ndim == 0 else value.reshape(()))
+        else:
+            place.fill_(value)
+
+    def _set_factor(self, row: int, column: int, factor: float) -> None:
+        if self._written.get((row, column), 1.0) != factor:
+            self._written[row, column] = factor
+            self._factors[row, column] = factor
 
     def _put_count(self, row: int, column: int, count: float) -> None:
-        self._counts[row][column].fill_(count)
+        key = row, -1 - column
+        if self._written.get(key) != count:
+            self._written[key] = count
+            self._counts[row][column].fill_(count)
 
     def set_requests(self, requests: RankRequests) -> None:
         """Let the last row carry the requests of this rank."""

@@ -226,6 +226,8 @@ class Updates:
             if rows is None:
                 rows = memory.rows(Layout.of(values, self.buffers.columns))
             self._write_row(rows, row, values, lane, examines=not memory.is_recorded)
+            if is_last:
+                rows.complete()
             if is_last and not memory.is_recorded:
                 rows.set_requests(self._get_requests())
                 self.ready = time.perf_counter()
