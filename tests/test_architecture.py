@@ -52,7 +52,7 @@ WITHOUT_TORCH = [
     "paceline.world.detect", "paceline.data.order", "paceline.data.mnist_idx", "paceline.data.hdf5.chunks", "paceline.data.hdf5.file", "paceline.objectstore", "paceline.data.shards.remote_store", "paceline.data.download", "paceline.data.shards.check", "paceline.data.shards.show", "paceline.data.vocabulary", "paceline.data.pack", "paceline.data.bench", "paceline.verify.compare_worlds", "paceline.recipes",
     "paceline.measure.bench_plan", "paceline.measure.bench_fit", "paceline.measure.bench_results", "paceline.plot.svg_file", "paceline.measure.scaling", "paceline.measure.scaling_report",
     "paceline.doctor.multi_host", "paceline.doctor.startup_run", "paceline.doctor.pack", "paceline.doctor.torch_probe", "paceline.cli.doctor_startup",
-    "paceline.world.network", "paceline.world.timelimit", "paceline.telemetry.heartbeat", "paceline.launch.rank_srun", "paceline.cluster.submission",
+    "paceline.world.network", "paceline.world.job", "paceline.telemetry.heartbeat", "paceline.launch.rank_srun", "paceline.cluster.submission",
     "paceline.cluster.allocation", "paceline.cluster.parallelcluster", "paceline.report.state", "paceline.report.page.document", "paceline.cli.report", "paceline.runlock", "paceline.checkpoint.catalog", "paceline.checkpoint.export", "paceline.cli.ckpt_import", "paceline.checkpoint.remote_storage", "paceline.cli.main",
     "paceline.measure.profile", "paceline.measure.scaling_store", "paceline.telemetry.stragglers", "paceline.telemetry.rank_times",
     "paceline.report.failure", "paceline.hang.watchdog", "paceline.course.catalog", "paceline.course.run_lesson", "paceline.course.exercise", "paceline.cli.lesson", "paceline.notebook.extension", "paceline.notebook.cell", "paceline.notebook.curves",
@@ -147,7 +147,6 @@ KNOWN_PAIRS = {
     ("paceline.data.hdf5", "paceline.data.reading"),
     ("paceline.data.pack", "paceline.data.shards"),
     ("paceline.data.reading", "paceline.data.shards"),
-    ("paceline.train", "paceline.train.observers"),
 }
 """Folders that import each other both ways today; the list may only become shorter."""
 

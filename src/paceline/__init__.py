@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from paceline.kernels.attention import causal_attention as causal_attention
     from paceline.notebook.extension import load_ipython_extension as load_ipython_extension
     from paceline.scale.lr import scaled_lr as scaled_lr
-    from paceline.train.accuracy import accuracy as accuracy
     from paceline.train.callbacks import Callback as Callback
     from paceline.train.run import Run as Run
     from paceline.train.trainer import Trainer as Trainer
+    from paceline.train.trainer import accuracy as accuracy
 
 
 __version__ = VERSION
@@ -45,7 +45,7 @@ _HOMES = {
     "RunConfig": "paceline.config",
     "Stream": "paceline.data.reading.stream",
     "Trainer": "paceline.train.trainer",
-    "accuracy": "paceline.train.accuracy",
+    "accuracy": "paceline.train.trainer",
     "by_length": "paceline.data.reading.sampled",
     "causal_attention": "paceline.kernels.attention",
     "config_from_argv": "paceline.config",

@@ -152,6 +152,10 @@ class SetByScript(Event):
     """What is so instead."""
 
 
+TIME_LIMIT = "the time limit is near"
+"""The reason of a stop that a deadline caused."""
+
+
 @dataclass(frozen=True)
 class RunStopped(Event):
     """The run was asked to stop, has saved a checkpoint, and can be resumed."""

@@ -12,7 +12,7 @@ from paceline.events import CheckpointSaved, Event, RunEnded, RunFailed, RunStop
 from paceline.report.find_run import NamedRun
 from paceline.report.page.document import render_page
 from paceline.report.page.page_data import report_data
-from paceline.train.observers.git_state import git_state
+from paceline.train.observers.environment import git_state
 from support import run_folders as runs
 
 KILLED = "rank 1 (node n1) was killed (SIGKILL), in step 31"

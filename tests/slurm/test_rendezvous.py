@@ -147,7 +147,7 @@ def test_a_folder_that_is_not_shared_is_found_out(meet, tmp_path: Path):
 @pytest.mark.slurm(nodes=1, cpus=4, gpus=0)
 def test_the_end_of_the_job_is_asked_of_slurm(slurm):
     """No SLURM_JOB_END_TIME is set by Slurm 22.05."""
-    ask = "import os, time; from paceline.world.timelimit import job_end; print(job_end(os.environ) - time.time())"
+    ask = "import os, time; from paceline.world.job import job_end; print(job_end(os.environ) - time.time())"
     for limit, least, most in (("10", 560, 601), ("UNLIMITED", float("inf"), float("inf"))):
         done = slurm.run(["srun", f"--time={limit}", sys.executable, "-c", ask])
         assert least <= float(done.out) <= most, done

@@ -15,9 +15,8 @@ from paceline import handover
 from paceline.checkpoint.local_storage import LocalStorage
 from paceline.checkpoint.storage import verify
 from paceline.errors import STOPPED
-from paceline.events import surviving
+from paceline.events import TIME_LIMIT, surviving
 from paceline.launch.signals import signal_name
-from paceline.train.stopping import TIME_LIMIT
 from support.program import Running, around, paceline, started
 from survive.conftest import SCRIPT, SHORT, digest, pid
 

@@ -1,4 +1,4 @@
-"""When the next checkpoint is due.
+"""When the next checkpoint is due, and how long a save may take.
 
 Free of torch and I/O, so that its arithmetic is tested by tables.
 """
@@ -9,6 +9,7 @@ import math
 
 from paceline.config.intervals import Every
 
+_SLOW_DISK_BYTES_PER_S = 50e6
 _FIRST_S = 30.0  # auto: time of the first save, before any cost was measured
 
 
@@ -19,6 +20,15 @@ def young_daly_s(cost_s: float, mtbf_s: float) -> float:
     587.8775382679628
     """
     return math.sqrt(2.0 * cost_s * mtbf_s)
+
+
+def slow_disk_s(size_bytes: float) -> float:
+    """Return the seconds in which even a slow disk writes this many bytes.
+
+    >>> slow_disk_s(100e6)
+    2.0
+    """
+    return size_bytes / _SLOW_DISK_BYTES_PER_S
 
 
 class Cadence:

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from paceline.doctor.finding import Finding, passed, problem
 from paceline.units import human_size
-from paceline.world.compile_cache import FIX, cache_root, cache_use
-from paceline.world.user_cache import why_untrusted
+from paceline.world.compile_cache import FIX, cache_root, cache_use, why_untrusted
 
 
 def judge_compiled_code(env: Mapping[str, str]) -> Finding:

@@ -24,7 +24,7 @@ from paceline.rundir import RunDir
 from paceline.runlock import is_held
 from paceline.telemetry.heartbeat import Beat
 from paceline.telemetry.stragglers import Straggler, find_straggler, read_beats
-from paceline.world.timelimit import time_left
+from paceline.world.job import time_left
 
 Phase = Literal[
     "not started", "waiting", "starting", "training", "suspended", "unresponsive", "stopped", "failed", "lost", "ended",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from paceline.config import RunConfig
 from paceline.data.reading.batches import Batches, RankBatch
@@ -12,10 +12,12 @@ from paceline.errors import Stopped
 from paceline.events import (
     EpochDone,
     Evaluated,
+    Event,
     RunEnded,
     RunStarted,
     RunStopped,
     ScriptChanged,
+    SetByScript,
     StepDone,
 )
 from paceline.exact.graph import CapturedUpdates, may_capture
@@ -38,7 +40,6 @@ from paceline.train.run_folder import RunFolder
 from paceline.train.saving.checkpointing import Checkpoints, shorten
 from paceline.train.saving.final_state import FinalState
 from paceline.train.saving.run_state import Registered, RunState
-from paceline.train.script_settings import ScriptSettings
 from paceline.train.stopping import Stopping
 from paceline.verified import what_is_shown
 from paceline.world.device import peak_of_all
@@ -49,6 +50,33 @@ _STEPS_TO_TRY = 100
 """Steps, or an epoch if it is shorter, after which parameters without a gradient are named."""
 _EARLY_COMPARISONS = frozenset({1, 3, 10, 30})
 """Steps of a start after which the ranks compare weights: a script that changes one rank only mostly does so at once."""
+
+_MOST_VALUES = 4  # of one setting that the script decides itself; a value that changes in every step is reported as such
+
+
+class ScriptSettings:
+    """Emits an event for every new value that a script uses instead of a setting."""
+
+    def __init__(self, emit: Callable[[Event], None]) -> None:
+        self._emit = emit
+        self._known: dict[str, list[object]] = {}
+
+    def note(self, step: int, setting: str, value: object, how: str) -> None:
+        """Report a value the first time it is used; `how` says by what.
+
+        >>> shown = []
+        >>> settings = ScriptSettings(lambda event: shown.append(event.value))
+        >>> for value in (1.0, 1.0, 5.0, 6.0, 7.0, 8.0, 9.0):
+        ...     settings.note(1, "clip_norm", value, "clip= of run.update")
+        >>> shown
+        ['1.0 by clip= of run.update', '5.0 by clip= of run.update', '6.0 by clip= of run.update', 'other values by clip= of run.update']
+        """
+        known = self._known.setdefault(setting, [])
+        if value in known or len(known) == _MOST_VALUES:
+            return
+        known.append(value)
+        shown = "other values" if len(known) == _MOST_VALUES else value
+        self._emit(SetByScript(step, setting, f"{shown} by {how}"))
 
 
 class RunLoop:

@@ -15,35 +15,24 @@ from typing import NamedTuple
 import torch
 
 from paceline import handover
+from paceline.checkpoint.cadence import slow_disk_s
 from paceline.config import RunConfig
 from paceline.config.intervals import seconds_from
 from paceline.errors import Stopped
+from paceline.events import TIME_LIMIT
 from paceline.exact.row import RankRequests, StepSums
 from paceline.exact.step import StepEngine
 from paceline.launch.signals import EARLY, STOP_SIGNALS, signal_name
 from paceline.rundir import RunDir, write_whole
 from paceline.world.world import World
 
-TIME_LIMIT = "the time limit is near"
-"""The reason of a stop that a deadline caused."""
-
 AGREE_S = 0.25  # seconds between agreements, where the gradient reduction carries no requests
 AGREE_LOCAL_SGD_S = 5.0  # the same with local SGD, which is made for slow networks
 _MAX_STEPS_APART = 1000
 _MARGIN = 1.5  # a step or a save may take this much longer than the slowest one so far
 _MARGIN_S = 1.0
-_SLOW_DISK_BYTES_PER_S = 50e6
 
 _Handler = Callable[[int, FrameType | None], object] | int | None
-
-
-def slow_disk_s(size_bytes: float) -> float:
-    """Return the seconds in which even a slow disk writes this many bytes.
-
-    >>> slow_disk_s(100e6)
-    2.0
-    """
-    return size_bytes / _SLOW_DISK_BYTES_PER_S
 
 
 class StopRequest:

@@ -1,4 +1,4 @@
-"""The short way for supervised training: a loop over `Run`, for everyone to copy."""
+"""The short way for supervised training: a loop over `Run`, for everyone to copy, and a metric for classifiers."""
 
 from __future__ import annotations
 
@@ -14,6 +14,18 @@ from paceline.train.run import Run
 
 Criterion = Callable[..., Any]  # criterion(outputs, target) -> mean, or (sum, count)
 Metric = Callable[[Tensor, Tensor], Any]  # metric(outputs, target) -> values, or (sum, count)
+
+
+def accuracy(outputs: Tensor, target: Tensor) -> Tensor:
+    """Return for each sample whether the largest output is at the target class: 1 or 0.
+
+    - `outputs`: one row of scores per sample.
+    - `target`: the number of the right class of each sample.
+
+    >>> paceline.accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]))
+    tensor([1., 0.])
+    """
+    return (outputs.argmax(dim=-1) == target).float()
 
 
 def _uncompiled() -> contextlib.AbstractContextManager[object]:

@@ -22,7 +22,6 @@ from typing import NamedTuple
 
 from paceline.errors import EnvironmentUnfit
 from paceline.rundir import make_private
-from paceline.world.user_cache import user_cache, why_untrusted
 
 INDUCTOR, TRITON = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
 """The variables that tell torch and Triton where compiled code is."""
@@ -38,6 +37,17 @@ class CacheUse(NamedTuple):
     folders: int
     """One for each torch, card and setting that changes compiled code."""
     size_bytes: int
+
+
+def user_cache(env: Mapping[str, str]) -> Path:
+    """Return the folder in which Paceline keeps things for a user.
+
+    >>> str(user_cache({"XDG_CACHE_HOME": "/scratch/me/cache"}))
+    '/scratch/me/cache/paceline'
+    """
+    home = Path(env.get("XDG_CACHE_HOME", ""))
+    base = home if home.is_absolute() else Path("~/.cache").expanduser()
+    return base / "paceline"
 
 
 def cache_root(env: Mapping[str, str]) -> Path:
@@ -91,6 +101,29 @@ def refuse_writable(folder: Path) -> None:
     """Raise if other users can write to a folder, or replace it; one that does not exist is made for the owner alone."""
     if problem := why_untrusted(make_private(folder)):
         raise EnvironmentUnfit(problem, fix=FIX)
+
+
+def why_untrusted(folder: Path) -> str:
+    """Return who else could write code into an existing folder; empty if nobody can."""
+    real = folder.resolve()
+    facts = real.stat()
+    if not facts.st_mode & 0o022 and facts.st_uid == os.getuid():
+        if (parent := _replaceable(real)) is None:
+            return ""
+        real, facts = parent, parent.stat()
+    return (
+        f"other users can write to {real} (mode {facts.st_mode & 0o7777:o}, owner {facts.st_uid}), "
+        f"so compiled code in {folder} cannot be trusted: it would be executed"
+    )
+
+
+def _replaceable(folder: Path) -> Path | None:
+    """Return the first parent folder that lets any user replace this one; None if all are safe."""
+    for parent in folder.parents:
+        mode = parent.stat().st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            return parent
+    return None
 
 
 def cache_use(root: Path) -> CacheUse:

@@ -11,7 +11,7 @@ from paceline import handover
 from paceline.errors import EnvironmentUnfit
 from paceline.world.address import split_address
 from paceline.world.hostlist import expand_hostlist, tasks_on_node
-from paceline.world.job_start import Env, deadline_of, incarnation_of, is_restart, launch_name
+from paceline.world.job import Env, deadline_of, incarnation_of, is_restart, launch_name
 from paceline.world.world import (
     FileRendezvous,
     Launcher,

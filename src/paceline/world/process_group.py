@@ -22,6 +22,7 @@ from paceline.rundir import RunDir
 from paceline.world.address import refuse_loopback_name
 from paceline.world.detect import detect_world
 from paceline.world.device import choose_backend, choose_device, prepare_device
+from paceline.world.job import job_end
 from paceline.world.network import call_the_roll, prepare_network
 from paceline.world.parent_death import die_with_parent
 from paceline.world.randomness import seed_everything
@@ -35,7 +36,6 @@ from paceline.world.rendezvous import (
 from paceline.world.rendezvous_file import RendezvousFile
 from paceline.world.roll_call import RollCall
 from paceline.world.signed_store import read_secret, signed, signing_key
-from paceline.world.timelimit import job_end
 from paceline.world.world import FileRendezvous, PublishedRendezvous, TcpRendezvous, World
 
 _DESTROYED_GROUPS: list[dist.ProcessGroup] = []

@@ -11,6 +11,7 @@ from paceline.config import RunConfig
 from paceline.data.reading.batches import Batches
 from paceline.errors import STOPPED
 from paceline.events import (
+    TIME_LIMIT,
     CheckpointBad,
     CheckpointSaved,
     EpochDone,
@@ -26,7 +27,6 @@ from paceline.events import (
 )
 from paceline.scale.lr import describe_lr
 from paceline.train.observers.progress import ProgressLine
-from paceline.train.stopping import TIME_LIMIT
 from paceline.world.world import World
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import socket
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,6 @@ import torch
 
 from paceline import handover
 from paceline.redact import command_line, without_secrets
-from paceline.train.observers.git_state import git_state
 from paceline.units import human_size
 from paceline.version import VERSION
 from paceline.world.machine import cpu_name, memory_bytes
@@ -25,6 +25,10 @@ _RELEVANT = (
     "CUBLAS_", "CUDA_", "GLOO_", "MKL_", "NCCL_", "OMP_", "PACELINE_DATA", "PACELINE_INTERFACE", "PYTORCH_", "SLURM_CPUS_",
     "SLURM_GPUS_", "SLURM_JOB_", "SLURM_NNODES", "SLURM_NTASKS", "TORCH_",
 )  # fmt: skip
+
+_GIT_LIMIT_S = 3.0  # all ranks wait for this one; the run does not depend on the answer
+# Reading changes nothing in the repository, and starts no program that its settings name.
+_GIT = ("git", "--no-optional-locks", "-c", "core.fsmonitor=false")
 
 
 def environment_facts(device: str) -> str:
@@ -55,6 +59,38 @@ def relevant_variables(env: Mapping[str, str]) -> dict[str, str]:
     {'NCCL_DEBUG': 'INFO', 'OMP_NUM_THREADS': '1'}
     """
     return {name: env[name] for name in sorted(env) if name.startswith(_RELEVANT)}
+
+
+def git_state(script: Path) -> dict[str, object]:
+    """Return the commit of the repository that a script is in, and whether the tree was clean; empty: unknown.
+
+    A tree is clean if no tracked file differs from the commit, and the script is one of them.
+    """
+    folder = str(script.absolute().parent)
+    lines = _ask_git("-C", folder, "status", "--porcelain=v2", "--branch", "--untracked-files=no")
+    heads = [line.split()[-1] for line in lines if line.startswith("# branch.oid ")]
+    known = ("ls-files", "-t", "--cached", "--others", "--exclude-standard", "--", script.name)
+    script_state = _ask_git("-C", folder, *known) if heads and heads != ["(initial)"] else []
+    if not script_state:  # no repository, or it ignores the folder of the script
+        return {}
+    is_tracked = script_state[0].startswith("H ")
+    changed = any(not line.startswith("#") for line in lines)
+    return {"commit": heads[0], "clean": is_tracked and not changed}
+
+
+def _ask_git(*words: str) -> list[str]:
+    """Return the lines that git prints; none if there is no git, no repository, or no answer."""
+    try:
+        done = subprocess.run(
+            [*_GIT, *words],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=_GIT_LIMIT_S,
+        )
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return []
+    return done.stdout.splitlines()
 
 
 def _versions() -> dict[str, str]:

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
+from paceline.checkpoint.cadence import slow_disk_s
 from paceline.config import RunConfig
 from paceline.errors import ConfigError, Stopped
 from paceline.events import Event, SlowRank
@@ -27,7 +28,6 @@ from paceline.train.observers.console import say
 from paceline.train.observers.gpu_usage import gpu_usage
 from paceline.train.observers.profiling import Profiling
 from paceline.train.observers.step_times import StepTimes
-from paceline.train.stopping import slow_disk_s
 from paceline.world.world import World
 
 T = TypeVar("T")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -19,11 +19,9 @@ from paceline.checkpoint.restore import newest_good, read_tensors
 from paceline.checkpoint.retention import Retention
 from paceline.checkpoint.save import Saver
 from paceline.checkpoint.storage import FINAL, Storage
-from paceline.config import RunConfig
 from paceline.config.intervals import Every
 from paceline.config.renamed import refuse_old_names
 from paceline.config.values import flatten
-from paceline.data.reading.batches import Batches
 from paceline.errors import ConfigError
 from paceline.events import CheckpointBad, CheckpointFailed, CheckpointSaved, Event, FinalStateSaved
 from paceline.exact.sharded_tensor import whole
@@ -31,59 +29,14 @@ from paceline.rundir import RunDir, write_whole
 from paceline.runlock import Claim
 from paceline.safe_open import read_text
 from paceline.train.observers.console import say
-from paceline.train.saving.changed_settings import as_begun
 from paceline.train.saving.imported_state import IMPORT_AGAIN, imported_step, is_imported
-from paceline.train.saving.kept_script import KeptScript
+from paceline.train.saving.run_state import RunState
 from paceline.world.collectives import all_gather_texts
 from paceline.world.process_group import wait_for_all
-from paceline.world.world import World
-
-
-class SavedState(Protocol):
-    """What a checkpoint holds."""
-
-    @property
-    def world(self) -> World:
-        """The ranks that save it."""
-
-    @property
-    def config(self) -> RunConfig:
-        """The settings of the run."""
-
-    @property
-    def batches(self) -> Batches:
-        """The steps of the run."""
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors by name: the same names on every rank."""
-
-    def own_tensors(self) -> Mapping[str, Tensor]:
-        """Return the tensors that only this rank holds."""
-
-    @property
-    def script(self) -> KeptScript:
-        """The script of this process."""
-
-    def manifest(self, step: int, metrics: Mapping[str, float]) -> Manifest:
-        """Return the description of a checkpoint after a step. Every rank must call this."""
-
-    def final_manifest(self, step: int) -> Manifest:
-        """Return the description of weights that were changed after the last step."""
-
-    def check(self, manifest: Manifest) -> None:
-        """Raise ValueError, TypeError, KeyError or AttributeError for values that a run cannot have saved."""
-
-    def load(self, manifest: Manifest, tensors: Iterator[tuple[str, Tensor]]) -> list[str]:
-        """Restore everything; return a line for each thing that does not match."""
-
-    def changed_settings(self, manifest: Manifest) -> list[str]:
-        """Return the settings that would make the rest of the run another training."""
-
-    def compare_data(self, manifest: Manifest) -> tuple[str, str]:
-        """Return how the dataset differs from that of a checkpoint, and what to do about it; empty if it does not."""
-
 
 _CLAIM_S = 1.0  # how often to check that no later start of this job has taken the run over
+_BY_DEVICE = {"precision", "compile"}
+"""What a recipe chooses for a GPU, so the same command has other values without one."""
 
 
 class Checkpoints:
@@ -91,7 +44,7 @@ class Checkpoints:
 
     def __init__(
         self,
-        state: SavedState,
+        state: RunState,
         emit: Callable[[Event], None],
         claim: Claim | None = None,
         on_saved: Callable[[float], None] = lambda _: None,
@@ -200,7 +153,7 @@ class Checkpoints:
             raise ConfigError(
                 f"name={self._config.name} is a run with other settings: {shorten(changed)} "
                 f"(in {where})",
-                fix=f"{as_begun(manifest, changed)}give this run another name=, resume anyway with resume=changed, or start over with resume=never",
+                fix=f"{_as_begun(manifest, changed)}give this run another name=, resume anyway with resume=changed, or start over with resume=never",
             )
 
         self._refuse_changed_text(manifest)
@@ -345,3 +298,12 @@ def shorten(items: list[str], limit: int = 8) -> str:
     if len(items) > limit:
         shown = [*shown, f"and {len(items) - limit} more"]
     return "; ".join(shown)
+
+
+def _as_begun(manifest: Manifest, changed: Sequence[str]) -> str:
+    """Return what to type to resume as the run began, if only what suits a device differs; else nothing."""
+    names = [text.partition(" ")[0] for text in changed]
+    if set(names) - _BY_DEVICE:
+        return ""
+    words = [f"{name}={str(manifest.config[name]).lower()}" for name in names]
+    return f"resume as it began with {' '.join(words)}, "

@@ -11,8 +11,7 @@ from torch import Tensor
 from paceline import terminal
 from paceline.exact.sharded_tensor import is_sharded, local_part
 from paceline.train.saving.checkpointing import Checkpoints, shorten
-from paceline.train.saving.replicas import checksum
-from paceline.train.saving.run_state import RunState
+from paceline.train.saving.run_state import RunState, checksum
 from paceline.world.collectives import all_gather_texts
 from paceline.world.world import World
 

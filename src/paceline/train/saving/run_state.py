@@ -1,7 +1,12 @@
-"""Everything a checkpoint of a `Run` holds: models, optimizers, tracked objects, and the sums of the meters."""
+"""Everything a checkpoint of a `Run` holds: models, optimizers, tracked objects, the sums of the meters, the place in a stream.
+
+Also what must be the same before it is saved, on all ranks, and before it is restored, in settings and data.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import platform
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -15,9 +20,11 @@ from paceline.config import RunConfig
 from paceline.config.values import flatten
 from paceline.data.reading.batches import Batches
 from paceline.data.reading.comparison import DataFacts, describe_difference, fix_of
-from paceline.errors import ConfigError
+from paceline.data.reading.stream import Stream
+from paceline.errors import ConfigError, TrainingError
 from paceline.exact.buffers import PREFIX as BUFFER
 from paceline.exact.parallel import settled
+from paceline.exact.sharded_tensor import is_sharded
 from paceline.exact.state import (
     KERNELS,
     digest_of_all,
@@ -29,7 +36,6 @@ from paceline.exact.state import (
 from paceline.exact.step import Updates
 from paceline.train.observers.console import say
 from paceline.train.observers.meter import Meter
-from paceline.train.saving.changed_settings import changed_settings
 from paceline.train.saving.imported_state import (
     Unbound,
     fitted,
@@ -41,13 +47,19 @@ from paceline.train.saving.imported_state import (
 from paceline.train.saving.kept_script import KeptScript
 from paceline.train.saving.manifest_values import check_values
 from paceline.train.saving.module_values import ModuleValues
-from paceline.train.saving.replicas import check_replicas
-from paceline.train.saving.stream_state import restore_stream, save_stream
 from paceline.train.saving.tracked import PREFIX, Tracked, decode, encode
 from paceline.version import VERSION
+from paceline.world.collectives import all_gather_rows, all_gather_texts
 from paceline.world.world import World
 
 _NOT_SAVED = KERNELS | {"params"}
+# Settings that may change between two starts of one run.
+_FREE = {
+    "name", "runs", "resume", "stop_after", "evaluate_steps", "compare_steps", "epochs", "steps", "parallel", "shard_over", "device", "backend",
+    "capture", "read.resident_gb", "read.prefetch_steps", "read.workers", "read.cache", "read.cache_gb",
+}  # fmt: skip
+_FREE_TABLES = {"checkpoint", "log", "timeout", "record", "profile"}
+_NAMED = 3  # tensors of which a message says that they differ
 SavedNames = Callable[[str], bool]
 """saved(name) -> whether a checkpoint holds this weight."""
 
@@ -405,10 +417,19 @@ class RunState:
                         group[key] = value
 
     def changed_settings(self, manifest: Manifest) -> list[str]:
-        """Return the settings that would make the rest of the run another training."""
-        return changed_settings(
-            manifest, self.config, self._parts.facts, self.batches.dataset_samples
-        )
+        """Return the settings, facts of the optimizers and numbers of samples that would make the rest another training."""
+        if is_imported(manifest):
+            return []
+        now = dict(flatten(self.config)) | dict(self._parts.facts)
+        now["dataset_samples"] = self.batches.dataset_samples
+        before = dict(manifest.config) | dict(manifest.values["optimizer"])
+        before["dataset_samples"] = manifest.values["dataset_samples"]
+        changed = []
+        for name, value in now.items():
+            is_free = name in _FREE or name.partition(".")[0] in _FREE_TABLES
+            if not is_free and before.get(name, value) != value:
+                changed.append(f"{name} {before[name]} -> {value}")
+        return changed
 
     def compare_data(self, manifest: Manifest) -> tuple[str, str]:
         """Return how the dataset differs from that of a checkpoint, and what to do about it; empty if it does not."""
@@ -417,6 +438,70 @@ class RunState:
             return "", ""
         before = DataFacts.of(stored)
         return describe_difference(own, before, "the checkpoint"), fix_of(own, before)
+
+
+def check_replicas(
+    world: World, tensors: Mapping[str, Tensor], facts: Mapping[str, object], step: int
+) -> None:
+    """Raise if a tensor or a fact of some rank differs from that of rank 0. Every rank must call this."""
+    if world.size == 1:
+        return
+    sums = {name: checksum(value) for name, value in tensors.items() if not is_sharded(value)}
+    sums |= {name: _text_sum(value) for name, value in facts.items()}
+    rows = all_gather_rows(world, torch.stack(list(sums.values())))
+    differs = rows != rows[0]
+    if not differs.any():
+        return
+    ranks = differs.any(dim=1).nonzero().flatten().tolist()
+    names = [name for name, one in zip(sums, differs.any(dim=0).tolist(), strict=True) if one]
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    raise TrainingError(
+        f"after step {step} rank {', '.join(map(str, ranks))} has other values than rank 0 in "
+        f"{', '.join(names[:_NAMED])}{more}",
+        fix="change weights, learning rates and tracked objects on every rank alike, not on one rank only",
+    )
+
+
+def checksum(value: Tensor) -> Tensor:
+    """Return a sum of a tensor's bits: equal for equal tensors.
+
+    >>> int(checksum(torch.ones(2))) == int(checksum(torch.tensor([1.0, 1.0])))
+    True
+    """
+    if not value.numel():
+        return torch.zeros((), dtype=torch.int64)
+    data = value.detach().contiguous().flatten()
+    width = {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(data.element_size(), torch.uint8)
+    bits = data.view(width)
+    half = bits[: bits.numel() // 2].sum(dtype=torch.int64)
+    return (bits.sum(dtype=torch.int64) + 31 * half).cpu()
+
+
+def _text_sum(value: object) -> Tensor:
+    digest = hashlib.sha256(repr(value).encode()).digest()
+    return torch.tensor(int.from_bytes(digest[:7], "big"))
+
+
+def save_stream(world: World, batches: Batches) -> dict[str, Any]:
+    """Return the state of every shard, by lane; empty without a stream that uses it. Every rank must call this."""
+    if not isinstance(batches.source, Stream) or not batches.source.use_state:
+        return {}
+    own: dict[str, Any] = {}
+    for lane, state in batches.source.state().items():
+        tensors: dict[str, Tensor] = {}
+        encoded = encode(state, tensors, f"the stream of lane {lane}")
+        if not tensors:  # with tensors in it, a resumed run skips instead
+            own[lane] = encoded
+    states: dict[str, Any] = {}
+    for text in all_gather_texts(world, json.dumps(own)):
+        states |= json.loads(text)
+    return states
+
+
+def restore_stream(batches: Batches, states: Mapping[str, Any]) -> None:
+    """Let a stream continue from what `save_stream` returned."""
+    if isinstance(batches.source, Stream) and batches.source.use_state:
+        batches.source.restore({lane: decode(state, {}) for lane, state in states.items()})
 
 
 def _taken(

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.world import timelimit
-from paceline.world.timelimit import job_end
+from paceline.world import job
+from paceline.world.job import job_end
 
 
 def put_squeue(folder: Path, body: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,7 +31,7 @@ NO_ANSWER = ["echo UNLIMITED", "echo NOT_SET", "echo", "echo 1:00; exit 1", "exe
 @pytest.mark.parametrize("body", NO_ANSWER)
 def test_no_answer_is_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
     put_squeue(tmp_path, body, monkeypatch)
-    monkeypatch.setattr(timelimit, "_ANSWERS_WITHIN_S", 0.3)
+    monkeypatch.setattr(job, "_ANSWERS_WITHIN_S", 0.3)
     assert job_end({"SLURM_JOB_ID": "7"}) == math.inf
 
 
