@@ -9,11 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.ao.quantization import MinMaxObserver, PerChannelMinMaxObserver
 from torch.nn.functional import embedding
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import paceline
 from paceline.config.values import with_settings
 from paceline.errors import ConfigError, TrainingError
 from paceline.exact import forward_writes
+from paceline.exact.buffers import MovingBuffers
 from paceline.exact.state import state_digest
 from paceline.world.world import World
 from support.loops import RunIn, fit, squares
@@ -58,10 +60,16 @@ class Net(nn.Module):
         return self.linear(rows)
 
 
-def train(folder: Path, model: nn.Module, rows: Tensor = ROWS, **settings: object) -> None:
+def train(
+    folder: Path,
+    model: nn.Module,
+    rows: Tensor = ROWS,
+    buffers: dict[str, str] | None = None,
+    **settings: object,
+) -> None:
     config = with_settings(paceline.RunConfig(), SETTINGS | {"runs": str(folder)} | settings)
     with RunIn(World(), config) as run:
-        run.model(model)
+        run.model(model, buffers=buffers)
         trained = [value for value in model.parameters() if value.requires_grad]
         optimizer = run.optimizer(torch.optim.SGD(trained, lr=0.1))
         for step in run.steps((rows,)):
@@ -73,8 +81,7 @@ def train(folder: Path, model: nn.Module, rows: Tensor = ROWS, **settings: objec
     [
         ("samples", "samples"),
         ("load", "load"),
-        ("range", r"observer\.min_val"),
-        ("channel", r"observer\.min_val"),
+        ("channel", r"observer\.m.._val"),
     ],
 )
 def test_counters_and_extremes_are_refused_by_name_unless_there_is_one_lane(tmp_path, kind, name):
@@ -95,6 +102,139 @@ def test_counters_of_calls_and_the_buffers_of_torch_are_right_and_others_are_nam
     assert int(model.norm.num_batches_tracked) == 3 * (kind == "torch")
     named = [line for line in capsys.readouterr().out.splitlines() if "forward changes" in line]
     assert [line.split(":")[0] for line in named] == ["forward changes mean"] * (kind == "mean")
+
+
+RULES = {"load": "sum", "inner.*": "mean", "high": "max", "*.seen": "max", "low": "min", "recent": "last"}  # fmt: skip
+
+
+class Inner(nn.Module):
+    """Holds a running mean and a truth value, beside the buffers of its parent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("seen", torch.zeros(4, dtype=torch.bool))
+
+
+class Ruled(nn.Module):
+    """Forward adds, takes extremes, and keeps what it saw last: in place and assigned, whole and not, saved and not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.inner, self.observer = nn.Linear(4, 4), Inner(), MinMaxObserver()
+        self.register_buffer("load", torch.tensor([2**53 + 1, 0, 0, -(2**60) - 1]))
+        self.register_buffer("samples", torch.tensor(250, dtype=torch.uint8))  # starts anew at 256
+        self.register_buffer("high", torch.full((2,), -1000))
+        self.register_buffer("low", torch.tensor([torch.inf, -0.0]), persistent=False)
+        self.register_buffer("recent", torch.zeros(4, dtype=torch.float16), persistent=False)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        self.observer(rows)
+        self.load += torch.bincount(rows.argmax(1), minlength=4)
+        self.samples += len(rows)
+        whole = (100 * rows).long()
+        self.high = torch.maximum(self.high, torch.stack([whole.max(), -whole.min()]))
+        self.low[0].clamp_(max=rows.detach().min())
+        self.recent = rows[-1].half()
+        self.inner.mean.lerp_(rows.mean(0).detach(), 0.1)
+        self.inner.seen |= (rows > 1.5).any(0)
+        return self.linear(rows)
+
+
+def follow_rules(config: paceline.RunConfig, crashes_at: int = -1) -> dict[str, object]:
+    rows = torch.randn(21, 4, generator=torch.Generator().manual_seed(2))
+    with paceline.Run(config) as run:
+        model = run.model(Ruled(), buffers=RULES | {"samples": "sum"})
+        optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        for step in run.steps((rows,)):
+            run.update(optimizer, squares(model), step)
+            if step.index == crashes_at:
+                raise RuntimeError("crash")
+    return {name: str(value.tolist()) for name, value in model.named_buffers()}
+
+
+def test_each_buffer_follows_its_rule_on_any_ranks_with_empty_lanes_and_after_a_crash(tmp_path):
+    # Each epoch has 8 + 8 + 5 samples. In its last step two of seven lanes have none.
+    settings = SETTINGS | {"batch.lanes": 7, "epochs": 2, "steps": 0, "checkpoint.every": "1steps"}
+    found = in_worlds(follow_rules, tmp_path, settings, worlds=(1, 2, 3))
+    settings["runs"] = str(tmp_path / "crash")
+    with pytest.raises(AssertionError, match="crash"):
+        run_on_processes(follow_rules, 1, tmp_path, settings, {"crashes_at": 3})
+    assert run_on_processes(follow_rules, 2, tmp_path, settings) == [found] * 2
+    settings["parallel"] = "fsdp"
+    for exact in ("true", "false"):
+        settings |= {"exact": exact, "runs": str(tmp_path / exact)}
+        sharded = run_on_processes(follow_rules, 3, tmp_path, settings)
+        means = {"inner.mean"} if exact == "false" else ()
+        assert [each | {name: found[name] for name in means} for each in sharded] == [found] * 3
+    # One lane changes its buffers itself: sums, extremes and last values are those of the whole batch.
+    settings |= {"parallel": "ddp", "batch.lanes": 1, "runs": str(tmp_path / "one")}
+    [whole] = run_on_processes(follow_rules, 1, tmp_path, settings)
+    assert {name for name in found if found[name] != whole[name]} == {"inner.mean"}
+
+
+@pytest.mark.parametrize(
+    ("rules", "name", "fix"),
+    [
+        ({"laod": "sum"}, "laod", "load"),
+        ({"load": "add"}, "add", "mean"),
+        ({"seen": "sum"}, r"inner\.seen", "max"),
+    ],
+)
+def test_rules_that_cannot_be_followed_are_refused_by_name(tmp_path, rules, name, fix) -> None:
+    config = with_settings(paceline.RunConfig(), {"runs": str(tmp_path)})
+    with RunIn(World(), config) as run, pytest.raises(ConfigError, match=name) as found:
+        run.model(Ruled(), buffers=rules)
+    assert fix in found.value.fix
+
+
+class Ticket(nn.Module):
+    """Forward keeps a whole number that float64 does not hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("ticket", torch.tensor(0))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        self.ticket += 2**53 + 1
+        return self.linear(rows)
+
+
+@pytest.mark.parametrize("rule", ["sum", "max", "last"])
+def test_whole_numbers_that_a_row_cannot_hold_are_refused_before_the_update(tmp_path, rule) -> None:
+    model = Ticket()
+    before = state_digest(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(TrainingError, match="ticket"):
+        train(tmp_path, model, buffers={"ticket": rule})
+    assert state_digest(model, torch.optim.SGD(model.parameters(), lr=0.1)) == before
+
+
+class CountsOperations(TorchDispatchMode):
+    """Counts the operations of torch; one on a list counts once."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+def test_the_operations_of_buffers_do_not_grow_with_the_number_of_layers() -> None:
+    def operations(layers: int) -> int:
+        model = nn.Sequential(*[nn.BatchNorm1d(4) for _ in range(layers)])
+        buffers = MovingBuffers([model], 4, World())
+        row = torch.zeros(buffers.columns + 1, dtype=torch.float64)
+        buffers.begin()
+        model(ROWS)
+        with CountsOperations() as counted:
+            buffers.take(row[1:], row[0], counts=True, is_last=False)
+            buffers.examine(ROWS, row[0], counts=True)
+            buffers.reset()
+        assert all(int(layer.num_batches_tracked) == 0 for layer in model)
+        return counted.count
+
+    assert operations(20) == operations(2) <= 30
 
 
 def test_a_queue_of_samples_is_not_taken_for_a_cache(tmp_path: Path) -> None:

@@ -286,8 +286,8 @@ class BucketedSum:
             torch.cuda.current_stream(self._wire).wait_stream(self._side_stream)
         self.place_totals()
         if self._rows_exchange is not None:
-            return self._rows_exchange.total_row()
-        return sum_of_rows(self._rows_to_send(), self._shape, self._wire)
+            return self._rows_exchange.total_row(self._rows.layout.largest)
+        return sum_of_rows(self._rows_to_send(), self._shape, self._wire, self._rows.layout.largest)
 
     def place_totals(self) -> None:
         """Let each parameter's `grad` be its part of the sum over all ranks."""
@@ -349,7 +349,7 @@ class BucketedSum:
         """Return the sums of the rows of this rank's whole subtrees; the first says whether this rank misses gradients."""
         if self._world.size > 1 and not (self._overlaps or self._stack.is_complete):
             self._rows.numbers[0, self._rows.layout.missing] = 1.0
-        return merge_rows(self._rows.numbers, self._merges)
+        return merge_rows(self._rows.numbers, self._merges, self._rows.layout.largest)
 
     def _drop_unreached(self) -> None:
         """Remove the gradients of parameters that no lane of any rank has reached. Every rank calls this."""

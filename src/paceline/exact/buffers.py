@@ -1,11 +1,12 @@
 """How buffers that forward changes, such as BatchNorm statistics, are updated.
 
-Every lane starts an update with the same buffers, and a buffer changes by the mean of its changes in all lanes. So
-the result depends on the lanes, not on the ranks that ran them. Every lane is examined: a buffer may change in some
-lanes only, or from a later step on.
+Every lane starts an update with the same buffers, and a buffer changes by the mean of its changes in all lanes, or by
+another rule of the user (`RULES`). So the result depends on the lanes, not on the ranks that ran them. Every lane is
+examined: a buffer may change in some lanes only, or from a later step on.
 
-A mean suits running statistics and counters of calls. It is wrong for counters of samples and for extremes: integers
-that do not grow by one per lane, and torch's observers, are refused. What else changes is named once.
+A mean suits running statistics and counters of calls. It is wrong for counters of samples and for extremes: torch's
+observers of extremes have the rules min and max; integers without a rule that do not grow by one per lane, and other
+observers, are refused. What else changes is named once.
 
 A buffer that only becomes longer, such as a rotary table or a mask, is a cache: each rank keeps its own.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from itertools import groupby
 
 import torch
@@ -24,7 +26,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 
 from paceline.data.reading.nest import form_of
 from paceline.data.reading.source import Batch
-from paceline.errors import ConfigError, PacelineError, TrainingError
+from paceline.errors import ConfigError, PacelineError, TrainingError, did_you_mean
 from paceline.exact.exchange import TreeShape
 from paceline.scale.batch import share
 from paceline.world.collectives import all_gather_rows, sum_across
@@ -32,7 +34,16 @@ from paceline.world.world import World
 
 _ALWAYS_COMPARED = 1 << 12
 """Elements of a buffer that is compared by value in every lane. Larger ones are compared if they were written to."""
-_LARGEST_WHOLE = 1 << 53  # changes are float64, which holds smaller whole numbers exactly
+_LARGEST_WHOLE = 1 << 53  # rows are float64, which hold smaller whole numbers exactly
+
+RULES = {
+    "mean": "it changes by the mean of the lanes' changes",
+    "sum": "it changes by the sum of the lanes' changes",
+    "max": "the largest value of all lanes",
+    "min": "the smallest value of all lanes",
+    "last": "the value of the last lane",
+}
+"""What a buffer is after an update, elementwise. Lanes without samples do not count."""
 
 PREFIX = "buffer."
 """Begins the names of buffers in a checkpoint that are not in a state_dict."""
@@ -41,8 +52,10 @@ PREFIX = "buffer."
 class Buffer:
     """One buffer of a model, and its value at the start of the update."""
 
-    def __init__(self, module: nn.Module, key: str, name: str) -> None:
+    def __init__(self, module: nn.Module, key: str, name: str, rule: str = "") -> None:
         self._module, self._key, self.name = module, key, name
+        self.rule = rule
+        """The user's rule; "" without one."""
         self.is_persistent = key not in module._non_persistent_buffers_set  # noqa: SLF001 - no public way
         self.first = None if self.is_persistent else self.now().clone()
         """The value before the first update, of a buffer that is not in the state_dict."""
@@ -114,6 +127,17 @@ class Buffer:
         return isinstance(self._module, quantization.ObserverBase | quantization.FakeQuantizeBase)
 
     @property
+    def rule_of_class(self) -> str:
+        """The rule that is right for a class of torch; "" if there is none."""
+        if not self.is_observers:
+            return "mean" if self.is_statistic else ""
+        observers = sys.modules["torch.ao.quantization"]
+        # With a moving average, too, the extreme of the lanes is that of the whole batch. A histogram has bins of its own.
+        kinds = observers.MinMaxObserver | observers.PerChannelMinMaxObserver
+        extremes = {"min_val": "min", "max_val": "max"}
+        return extremes.get(self._key, "") if isinstance(self._module, kinds) else ""
+
+    @property
     def is_cache(self) -> bool:
         """Whether forward has made it longer."""
         return self._is_grown
@@ -140,17 +164,21 @@ class Buffer:
 
     def refusal(self) -> ConfigError:
         """Return the error for a buffer that cannot change by a mean."""
-        kind = type(self._module).__name__
+        kind, key = type(self._module).__name__, self._key
         what = f"an observer, {kind}, takes extremes" if self.is_observers else "forward counts"
+        if not self.is_observers:
+            fix = f'give its rule: run.model(model, buffers={{"{key}": "sum"}}), or "max", "min", "last"; or set batch.lanes=1'
+        elif self.now().shape != self.start.shape:
+            fix = "call model(batch) once before run.model, so that the observer knows its shape; or set batch.lanes=1"
+        else:
+            fix = (
+                "set batch.lanes=1 to train on one rank; or switch the observers off while training: "
+                "model.apply(torch.ao.quantization.disable_observer)"
+            )
         return ConfigError(
-            f"{what} in the buffer {self.name} ({str(self.start.dtype).removeprefix('torch.')}): Paceline changes buffers by the mean "
-            "of the lanes' changes, which would be another number",
-            fix="set batch.lanes=1 to train on one rank; or "
-            + (
-                "switch the observers off while training: model.apply(torch.ao.quantization.disable_observer)"
-                if self.is_observers
-                else 'let the loss return it: {"loss": ..., "load": (sum, count)}, and add it up in the loop'
-            ),
+            f"{what} in the buffer {self.name} ({str(self.start.dtype).removeprefix('torch.')}): Paceline changes buffers without "
+            "a rule by the mean of the lanes' changes, which would be another number",
+            fix=fix,
         )
 
     def has_changed(self) -> None:
@@ -210,23 +238,32 @@ def changed_by(start: Tensor, change: Tensor) -> Tensor:
 
 
 class _Group:
-    """Buffers of one dtype: their values at the start of an update in one flat tensor, which stays where it is."""
+    """Buffers of one rule and dtype: their values at the start of an update in one flat tensor, which stays where it is."""
 
-    def __init__(self, buffers: list[Buffer]) -> None:
-        self.buffers = buffers
+    def __init__(self, rule: str, buffers: list[Buffer]) -> None:
+        self.rule, self.buffers = rule, buffers
+        self._is_whole, dtype = buffers[0].is_whole, buffers[0].start.dtype
+        self.adds_changes = rule in {"mean", "sum"}
+        """Whether the row of a lane has the changes of the buffers, not their values."""
+        self.is_largest = rule in {"max", "min"}
+        """Whether the largest number of all lanes counts, not the sum."""
+        self.may_be_too_large = rule != "mean" and dtype in {torch.int64, torch.uint64}
         self._sizes = [buffer.start.numel() for buffer in buffers]
         self.start = torch.cat([buffer.start.flatten() for buffer in buffers])
-        self._parts = []
-        for part, buffer in zip(torch.split(self.start, self._sizes), buffers, strict=True):
+        self._now = torch.empty_like(self.start)
+        self._parts, self._parts_now = [], []
+        flat = torch.split(self.start, self._sizes), torch.split(self._now, self._sizes)
+        for part, now, buffer in zip(*flat, buffers, strict=True):
             buffer.start = part.view(buffer.start.shape)
             self._parts.append(buffer.start)
+            self._parts_now.append(now.view(buffer.start.shape))
 
     def begin(self) -> None:
         """Remember the values at the start of the update."""
         for buffer in self.buffers:
             buffer.follow()
-        now = [buffer.original.detach().flatten() for buffer in self.buffers]
-        torch.cat(now, out=self.start)
+        with torch.no_grad():
+            torch._foreach_copy_(self._parts, [buffer.original for buffer in self.buffers])
 
     @property
     def fits(self) -> bool:
@@ -235,20 +272,44 @@ class _Group:
         return all(buffer.now().shape == part.shape for buffer, part in pairs)
 
     def now(self) -> Tensor:
-        """Return the current values."""
+        """Return the current values, in memory that the next call overwrites."""
+        values = []
         for buffer, part in zip(self.buffers, self._parts, strict=True):
-            if buffer.now().shape != part.shape:
+            values.append(buffer.now())
+            if values[-1].shape != part.shape:
                 raise buffer.shape_error()
-        return torch.cat([buffer.now().detach().flatten() for buffer in self.buffers])
+        with torch.no_grad():
+            torch._foreach_copy_(self._parts_now, values)
+        return self._now
 
     def each(self, flat: Tensor) -> Iterator[tuple[Buffer, Tensor]]:
         """Yield every buffer with its part of a flat tensor."""
         yield from zip(self.buffers, torch.split(flat, self._sizes), strict=True)
 
-    def changes(self) -> Tensor:
-        """Return the changes since the start as flat float64; where the start is infinite, the value itself."""
-        now, start = self.now().double(), self.start.double()
-        return torch.where(start.isfinite(), now - start, now)
+    @property
+    def nothing(self) -> float:
+        """What a lane writes that does not count, such as one without samples: added to any number, it changes no bit."""
+        return {"mean": 0.0, "sum": 0.0, "last": -0.0}.get(self.rule, -torch.inf)
+
+    def numbers(self) -> Tensor:
+        """Return what a lane writes into its row, as flat float64: the changes since the start, or the values.
+
+        Where the start is infinite, the change is the value itself. The smallest value is the largest of -value. Zeros
+        lose their sign before they are compared: which of 0.0 and -0.0 is the larger one would depend on the order.
+        """
+        now = self.now()
+        if self.adds_changes and self.rule == "sum" and self._is_whole:
+            return (now.long() - self.start.long()).double()
+        if self.adds_changes:
+            now, start = now.double(), self.start.double()
+            return torch.where(start.isfinite(), now - start, now)
+        if self.rule == "min":
+            return 0.0 - now.double()
+        return now.double() + 0.0 if self.rule == "max" else now.double()
+
+    def too_large(self, numbers: Tensor, lanes: int) -> Tensor:
+        """Return where float64 may have rounded the numbers of a lane, or would round the sum of that many lanes."""
+        return numbers.abs() >= _LARGEST_WHOLE / (lanes if self.rule == "sum" else 1)
 
     def reset(self) -> None:
         """Undo the changes of a lane."""
@@ -256,8 +317,21 @@ class _Group:
 
     def change_by(self, mean: Tensor) -> None:
         """Give every buffer its value at the start plus a change."""
-        changed = changed_by(self.start.double(), mean).to(self.start.dtype)
-        pairs = zip(torch.split(changed, self._sizes), self._parts, strict=True)
+        self._write(changed_by(self.start.double(), mean))
+
+    def change_to(self, total: Tensor) -> None:
+        """Give every buffer its value after an update, by a rule other than the mean; `total` is that of the rows."""
+        if self.rule == "sum" and self._is_whole:
+            self._write(self.start.long() + total.long())
+        elif self.rule == "sum":
+            self.change_by(total)
+        else:
+            value, start = 0.0 - total if self.rule == "min" else total, self.start.double()
+            self._write(torch.where(value == start, start, value))  # zeros keep their sign
+
+    def _write(self, values: Tensor) -> None:
+        parts = torch.split(values.to(self.start.dtype), self._sizes)
+        pairs = zip(parts, self._parts, strict=True)
         write(self.buffers, [value.view(part.shape) for value, part in pairs])
 
 
@@ -270,29 +344,43 @@ def write(buffers: Sequence[Buffer], values: Sequence[Tensor]) -> None:
 
 
 def _groups(buffers: Sequence[Buffer]) -> list[_Group]:
-    """Return buffers by dtype and device."""
+    """Return buffers by rule, dtype and device: first those whose numbers are added."""
 
-    def kind(buffer: Buffer) -> tuple[str, str]:
-        return str(buffer.now().dtype), str(buffer.now().device)
+    def kind(buffer: Buffer) -> tuple[bool, str, str, str]:
+        rule = buffer.rule or "mean"
+        return rule in {"max", "min"}, rule, str(buffer.now().dtype), str(buffer.now().device)
 
-    return [_Group(list(same)) for _, same in groupby(sorted(buffers, key=kind), kind)]
+    groups = groupby(sorted(buffers, key=kind), kind)
+    return [_Group(rule, list(same)) for (_, rule, *_), same in groups]
 
 
 class MovingBuffers:
     """The buffers of some models, and their changes in each lane of an update.
 
-    Known buffers have columns in every row, the same on all ranks: BatchNorm's from the start, others from the first
-    update that changes them. They are handled by few operations for all. The others are compared in every lane: small
+    Known buffers have columns in every row, the same on all ranks: BatchNorm's and those with a rule from the start,
+    others from the first update that changes them. They are handled by few operations for all. The others are compared in every lane: small
     ones by value, large ones if torch counts a write.
     """
 
-    def __init__(self, models: Sequence[nn.Module], lanes: int, world: World) -> None:
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        lanes: int,
+        world: World,
+        rules: Sequence[Mapping[str, str]] | None = (),
+    ) -> None:
         self._world, self._lanes = world, lanes
-        every = sorted(buffers_of(models), key=lambda buffer: str(buffer.now().dtype))
+        every = sorted(buffers_of(models, rules or ()), key=lambda buffer: str(buffer.now().dtype))
+        for buffer in every if rules is not None else ():
+            buffer.rule = buffer.rule or buffer.rule_of_class
+            if buffer.rule == "mean" and buffer.is_whole and not buffer.is_statistic:
+                buffer.rule = ""  # a mean may have a fraction: it is judged when it changes
         self._unsaved = [buffer for buffer in every if not buffer.is_persistent]
         # A single lane changes the buffers itself.
         self.every = every if lanes > 1 else []
-        self._known = [n for n, buffer in enumerate(self.every) if buffer.is_statistic]
+        self._known = [
+            n for n, buffer in enumerate(self.every) if buffer.rule or buffer.is_statistic
+        ]
         self._collect()
         self._seen: list[tuple[list[tuple[_Group, Tensor]], dict[int, Tensor]]] = []
         """For each lane of this update, the values of other buffers: of small ones by group, of large ones that were written."""
@@ -314,6 +402,8 @@ class MovingBuffers:
         self._large = [n for n in others if n not in set(small)]
         self.columns = sum(len(group.start) for group in self.groups)
         """Numbers that a row has for the known buffers."""
+        self.largest = sum(len(group.start) for group in self.groups if group.is_largest)
+        """How many of these, at the end, are not added: the largest one of all lanes counts."""
 
     @staticmethod
     def _is_compared(buffer: Buffer) -> bool:
@@ -341,16 +431,30 @@ class MovingBuffers:
         known = {id(buffer) for group in self.groups for buffer in group.buffers}
         return [buffer for buffer in self.every if id(buffer) not in known]
 
-    def take(self, changes: Tensor, *, counts: bool) -> None:
-        """Write the changes of the known buffers in the forward of one lane; zeros if it does not count."""
-        begin = 0
-        for group in self.groups:
-            place = changes[begin : begin + len(group.start)]
-            begin += len(group.start)
-            if counts:
-                place.copy_(group.changes())
-            else:
-                place.zero_()
+    def _each_group(self, columns: Tensor) -> Iterator[tuple[_Group, Tensor]]:
+        """Yield every group of known buffers with its columns."""
+        if self.groups:
+            sizes = [len(group.start) for group in self.groups]
+            yield from zip(self.groups, torch.split(columns, sizes), strict=True)
+
+    def take(self, columns: Tensor, flag: Tensor, *, counts: bool, is_last: bool) -> None:
+        """Write what the forward of one lane has made of the known buffers; set the flag if a number is too large.
+
+        Whether the lane counts, and is the last one that does, is the same in all replays of a CUDA graph.
+        """
+        flags = []
+        for group, place in self._each_group(columns):
+            if not counts or (group.rule == "last" and not is_last):
+                place.fill_(group.nothing)
+                continue
+            numbers = group.numbers()
+            if group.may_be_too_large:
+                is_too_large = group.too_large(numbers, self._lanes)
+                numbers = numbers.masked_fill(is_too_large, torch.nan)  # and so in the total
+                flags.append(is_too_large.any().to(flag.device))
+            place.copy_(numbers)
+        if flags:
+            flag.copy_(torch.stack(flags).any())
 
     def examine(self, batch: Batch, flag: Tensor, *, counts: bool) -> None:
         """Set the flag of a lane if its forward changed a buffer that has no columns yet."""
@@ -359,7 +463,7 @@ class MovingBuffers:
         if any([buffer.grows() for group in self._small for buffer in group.buffers]):  # noqa: C419 - ask all
             self._collect()  # without the buffers that became longer: they are caches
         self._refuse_queues(batch)
-        values = [(group, group.now()) for group in self._small]
+        values = [(group, group.now().clone()) for group in self._small]
         differ = [(now != group.start).any() for group, now in values]
         large = {}
         for number in self._large:
@@ -368,10 +472,9 @@ class MovingBuffers:
                 differ.append(buffer.differs())
                 large[number] = buffer.now().detach().clone()
         if not counts or not differ:
-            flag.zero_()
             self._seen.append(([], {}))
             return
-        flag.copy_(torch.stack([each.to(flag.device) for each in differ]).any())
+        flag.add_(torch.stack([each.to(flag.device) for each in differ]).any())
         self._seen.append((values, large))
 
     def _refuse_queues(self, batch: Batch) -> None:
@@ -412,11 +515,12 @@ class MovingBuffers:
         return False
 
     def apply(self, total: Tensor, lanes: int) -> None:
-        """Change the known buffers by the mean over the lanes that had samples; `total` holds the sums of their changes."""
-        begin = 0
-        for group in self.groups:
-            sums = total[begin : begin + len(group.start)].to(group.start.device)
-            begin += len(group.start)
+        """Change the known buffers by their rules over the lanes that had samples; `total` is that of the rows."""
+        for group, columns in self._each_group(total):
+            sums = columns.to(group.start.device)
+            if group.rule != "mean":
+                group.change_to(sums)
+                continue
             # A tensor on the device: CUDA multiplies by the reciprocal of a Python number.
             group.change_by(sums / self.divisor(lanes, sums))
 
@@ -428,13 +532,28 @@ class MovingBuffers:
 
     def refuse_miscounts(self, total: Tensor, lanes: int) -> None:
         """Raise if a buffer that counts the forwards has counted something else."""
-        begin = 0
-        for group in self.groups if self._counters else ():
-            for buffer, sums in group.each(total[begin : begin + len(group.start)]):
+        for group, columns in self._each_group(total) if self._counters else ():
+            for buffer, sums in group.each(columns):
                 is_counter = self.every.index(buffer) in self._counters
                 if is_counter and float(sums[0]) not in {0.0, float(lanes)}:
                     raise buffer.refusal()
-            begin += len(group.start)
+
+    def refuse_too_large(self, total: Tensor) -> None:
+        """Raise if a lane has left a whole number that a row cannot hold: it is nan in the total."""
+        for group, columns in self._each_group(total):
+            for buffer, numbers in group.each(columns) if group.may_be_too_large else ():
+                if bool(numbers.isnan().any()):
+                    raise self.too_large([buffer])
+
+    def too_large(self, buffers: Sequence[Buffer] = ()) -> TrainingError:
+        """Return the error for whole numbers that a row cannot hold; if it is not known in which, name all that may be."""
+        groups = [group for group in self.groups if group.may_be_too_large]
+        found = buffers or [buffer for group in groups for buffer in group.buffers]
+        names = " or ".join(f"{buffer.name} ({buffer.rule})" for buffer in found)
+        return TrainingError(
+            f"forward left a whole number of 2^53 or more in the buffer {names}, which the lanes' rows of float64 cannot hold exactly",
+            fix="keep smaller numbers in it, or set batch.lanes=1 to train on one rank",
+        )
 
     def apply_new(self, lanes: int) -> None:
         """Change the buffers that a lane of some rank has changed for the first time. Every rank must call this."""
@@ -496,6 +615,8 @@ class MovingBuffers:
         buffer = self.every[number]
         if buffer.is_torchs:
             return
+        if buffer.start.is_complex():
+            raise _complex(buffer.name)
         counts_calls = changes.shape[1] == 1 and float(changes.sum()) == lanes == int(
             (changes == 1).sum()
         )
@@ -521,15 +642,66 @@ class MovingBuffers:
         return total
 
 
-def buffers_of(models: Sequence[nn.Module]) -> Iterator[Buffer]:
-    """Yield every buffer once, with its name."""
+def buffers_of(
+    models: Sequence[nn.Module], rules: Sequence[Mapping[str, str]] = ()
+) -> Iterator[Buffer]:
+    """Yield every buffer once, with its name; `rules` has those of each model."""
     seen = set()
     for number, model in enumerate(models):
-        for prefix, module in model.named_modules(prefix=str(number) if number else ""):
+        own_rules = rules[number] if number < len(rules) else {}
+        for prefix, module in model.named_modules():
             for key, value in module._buffers.items():  # noqa: SLF001 - its own, not its children's
                 if value is not None and id(value) not in seen:
                     seen.add(id(value))
-                    yield Buffer(module, key, f"{prefix}.{key}" if prefix else key)
+                    own = f"{prefix}.{key}" if prefix else key
+                    name = f"{number}.{own}" if number else own
+                    yield Buffer(module, key, name, rule_of(own, own_rules))
+
+
+def rule_of(name: str, rules: Mapping[str, str]) -> str:
+    """Return the last rule that matches the name of a buffer, or the last part of it; "" if none does.
+
+    >>> rules = {"load": "sum", "layers.*.load": "last"}
+    >>> rule_of("load", rules), rule_of("layers.0.load", rules), rule_of("payload", rules)
+    ('sum', 'last', '')
+    """
+    own = name.rpartition(".")[2]
+    found = [rule for key, rule in rules.items() if fnmatchcase(name, key) or fnmatchcase(own, key)]
+    return found[-1] if found else ""
+
+
+def refuse_wrong_rules(model: nn.Module, rules: Mapping[str, str]) -> None:
+    """Raise if a rule does not exist, or matches no buffer of the model, or none that can follow it."""
+    buffers = dict(model.named_buffers())
+    for key, rule in rules.items():
+        if rule not in RULES:
+            raise ConfigError(
+                f"run.model got buffers={{{key!r}: {rule!r}}}, which is no rule",
+                fix=did_you_mean(str(rule), RULES),
+            )
+        if not any(rule_of(name, {key: rule}) for name in buffers):
+            raise ConfigError(
+                f"run.model got buffers={{{key!r}: {rule!r}}}, but no buffer of this {type(model).__name__} has this name",
+                fix=did_you_mean(key, buffers)
+                if buffers
+                else "remove it: the model has no buffers",
+            )
+    for name, buffer in buffers.items():
+        rule = rule_of(name, rules)
+        if rule == "sum" and buffer.dtype == torch.bool:
+            raise ConfigError(
+                f"the buffer {name} holds truth values, which have no sum",
+                fix=f'set buffers={{"{name}": "max"}} (true in some lane), or "min" (true in all)',
+            )
+        if rule and buffer.is_complex():
+            raise _complex(name)
+
+
+def _complex(name: str) -> ConfigError:
+    return ConfigError(
+        f"the buffer {name} holds complex numbers, which forward may change in a single lane only",
+        fix="keep the real and the imaginary parts: torch.view_as_real(value); or set batch.lanes=1",
+    )
 
 
 def _change(value: Tensor, start: Tensor) -> Tensor:

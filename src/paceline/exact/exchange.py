@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import ProcessGroup
 
+from paceline.exact.row import added
 from paceline.scale.batch import share
 from paceline.scale.tree import additions, additions_to, whole_subtrees
 from paceline.world.collectives import exchange, finish, gather
@@ -121,11 +122,13 @@ class AllGatherExchange:
             total.copy_(self._sums[0])
         return True
 
-    def total_row(self) -> Tensor:
-        """Return the sum of all rows, once the exchange is complete."""
-        total = torch.empty_like(self._lane_rows[0])
-        self._shape.add_up(self._lane_rows, total)
-        return total
+    def total_row(self, largest: int) -> Tensor:
+        """Return the sum of all rows, once the exchange is complete; of the last columns, the largest."""
+        rows = list(self._lane_rows)
+        for to, source in self._shape.additions:
+            rows[to] = added(rows[to], rows[source], largest)
+        # The next exchange overwrites what this one has received.
+        return rows[0] if self._shape.additions else rows[0].clone()
 
 
 @dataclass(frozen=True)
@@ -210,13 +213,15 @@ class AllToAllExchange:
         return False
 
 
-def sum_of_rows(lane_rows: list[Tensor], shape: TreeShape, wire: torch.device) -> Tensor:
+def sum_of_rows(
+    lane_rows: list[Tensor], shape: TreeShape, wire: torch.device, largest: int = 0
+) -> Tensor:
     """Return the sum of the rows of all ranks, sent in a message of their own. Every rank must call this."""
     nothing = torch.empty(0, device=wire)
     message = AllGatherExchange(nothing, len(lane_rows[0]), shape, wire)
     message.start([nothing] * len(lane_rows), lane_rows)
     message.advance(nothing)
-    return message.total_row()
+    return message.total_row(largest)
 
 
 # How one bucket is added over several nodes: first within each node, then between the nodes, along the same tree.

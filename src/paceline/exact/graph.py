@@ -372,7 +372,12 @@ class CapturedBuffers:
             self._own = list(buffers_of(engine.models))
         self._memory = [buffer.original for buffer in self._own]
         if reason := unfit_for_capture(
-            {each.name: each.original for each in self._own if self._groups}
+            {
+                each.name: each.original
+                for group in self._groups
+                if group.adds_changes
+                for each in group.buffers
+            }
         ):
             raise CannotCapture(reason)
 
@@ -554,6 +559,8 @@ class CapturedUpdate:
             lanes.refuse_not_finite(total[0], lambda: [row[0] for row in of_lanes], LATE)
             if layout.by_count:
                 refuse_no_count(total[layout.counts.start], lanes.step)
+            if total[layout.buffer]:
+                raise self._engine.buffers.too_large()
 
         numbers = self._pinned.copy(head, check)
         sums: dict[str, Later] = {}
@@ -662,9 +669,9 @@ class Outcome(NamedTuple):
             is_near = math.isclose(now, wanted, rel_tol=0.0 if exact else _FREE)
             if math.isfinite(wanted) and not is_near:
                 return f"the sum of the losses of lane {lane} is {now:.8g}, not {wanted:.8g}"
-        if not exact or not eager.rows.isfinite().all():
+        if not exact or not eager.rows[:, 0].isfinite().all():
             return ""
-        if not torch.equal(self.rows, eager.rows):
+        if not _equal(self.rows, eager.rows):
             return "a value of the loss, or a buffer, has other bits"
         if not same(self.gradients, eager.gradients):
             return "a gradient has other bits"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -107,8 +107,13 @@ class ReplicaUpdates(Updates):
         """This rank as a world of its own: a replica adds nothing over ranks."""
         return replace(self.world, rank=0, size=1)
 
-    def _make_buffers(self) -> MovingBuffers:
-        return MovingBuffers(self.models, max(2, self.config.batch.lanes), self._alone)
+    def _make_buffers(self, rules: Sequence[Mapping[str, str]]) -> MovingBuffers:
+        if any(rule != "mean" for each in rules for rule in each.values()):
+            raise ConfigError(
+                "run.model(model, buffers=...) does not support local SGD: replicas cannot share buffers that forward changes",
+                fix="remove buffers=, and let forward change no buffers; or set local_sgd.steps=0",
+            )
+        return MovingBuffers(self.models, max(2, self.config.batch.lanes), self._alone, None)
 
     def _make_sum(self, parameters: list[nn.Parameter]) -> GradientSum:
         lanes = self.config.batch.lanes // self.config.local_sgd.replicas
@@ -139,7 +144,7 @@ class ReplicaUpdates(Updates):
     def read(self, call: UpdateCall, rows: Rows, total: Tensor) -> list[float]:
         """Read the sums of a replica, whose forward must not change buffers."""
         numbers = super().read(call, rows, total)
-        if numbers[rows.layout.new_buffer] or bool(total[rows.layout.head :].any()):
+        if numbers[rows.layout.buffer] or bool(total[rows.layout.head :].any()):
             raise _moving_buffers()
         return numbers
 

@@ -35,7 +35,7 @@ class Layout(NamedTuple):
     """What the columns of a row hold, in this order.
 
     >>> layout = Layout(("loss", "kl"), (True, False), buffers=3)
-    >>> layout.sums, layout.counts, layout.save, layout.stop, layout.missing, layout.new_buffer, layout.head, layout.length
+    >>> layout.sums, layout.counts, layout.save, layout.stop, layout.missing, layout.buffer, layout.head, layout.length
     (slice(0, 2, None), slice(2, 4, None), 4, 5, 6, 7, 8, 11)
     """
 
@@ -45,13 +45,14 @@ class Layout(NamedTuple):
     """Whether each value came as (sum, count)."""
     buffers: int = 0
     """Numbers of the buffers that forward changes."""
+    largest: int = 0
+    """How many of these, at the end, are not added: the largest one of all lanes counts."""
 
     @classmethod
-    def of(cls, values: Mapping[str, Any], buffers: int) -> Layout:
+    def of(cls, values: Mapping[str, Any], buffers: int, largest: int) -> Layout:
         """Return the layout for the values of a loss."""
-        return cls(
-            tuple(values), tuple(isinstance(value, tuple) for value in values.values()), buffers
-        )
+        counted = tuple(isinstance(value, tuple) for value in values.values())
+        return cls(tuple(values), counted, buffers, largest)
 
     @property
     def by_count(self) -> bool:
@@ -84,8 +85,8 @@ class Layout(NamedTuple):
         return self.save + 2
 
     @property
-    def new_buffer(self) -> int:
-        """In how many lanes forward changed a buffer for which rows have no columns yet."""
+    def buffer(self) -> int:
+        """Not 0 if forward changed a buffer for which rows have no columns yet, or to a number that they cannot hold."""
         return self.save + 3
 
     @property
@@ -224,7 +225,19 @@ class Rows:
         return Losses(sums, dict(zip(layout.names, numbers[layout.counts], strict=True)))
 
 
-def merge_rows(rows: Tensor, merges: Iterable[int]) -> list[Tensor]:
+def added(row: Tensor, later: Tensor, largest: int) -> Tensor:
+    """Return the sum of the rows of two neighbours in the tree; of the last columns, the larger one.
+
+    >>> added(torch.tensor([1.0, 5.0]), torch.tensor([2.0, 4.0]), 1), added(torch.ones(2), torch.ones(2), 0)
+    (tensor([3., 5.]), tensor([2., 2.]))
+    """
+    total = row + later
+    if largest:
+        torch.maximum(row[-largest:], later[-largest:], out=total[-largest:])
+    return total
+
+
+def merge_rows(rows: Tensor, merges: Iterable[int], largest: int = 0) -> list[Tensor]:
     """Return the sums of the rows of whole subtrees, given how many merges follow each lane.
 
     >>> [row.tolist() for row in merge_rows(torch.tensor([[1.0, 1], [2.0, 1], [4.0, 1]]), [0, 1, 0])]
@@ -234,7 +247,7 @@ def merge_rows(rows: Tensor, merges: Iterable[int]) -> list[Tensor]:
     for row, count in zip(rows, merges, strict=True):
         newest = row
         for _ in range(count):
-            newest = merged.pop() + newest
+            newest = added(merged.pop(), newest, largest)
         merged.append(newest)
     return merged
 

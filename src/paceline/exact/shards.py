@@ -16,7 +16,14 @@ from paceline.exact.fsdp import ShardMesh, settle, shard_mesh_of
 from paceline.exact.row import Rows, merge_rows
 from paceline.scale.batch import share
 from paceline.scale.tree import additions_by_turn, merges_after, whole_subtrees
-from paceline.world.collectives import all_gather_flat, exchange, gather, sum_across, wire_device
+from paceline.world.collectives import (
+    all_gather_flat,
+    all_gather_rows,
+    exchange,
+    gather,
+    sum_across,
+    wire_device,
+)
 from paceline.world.world import World
 
 
@@ -77,7 +84,9 @@ class ShardedSum:
     def finish(self) -> Tensor:
         """Return the sum of the rows; FSDP has written the gradients."""
         self._order.end_update(self._without_gradient())
-        return sum_of_rows(merge_rows(self._rows.numbers, self._merges), self._shape, self._wire)
+        largest = self._rows.layout.largest
+        rows = merge_rows(self._rows.numbers, self._merges, largest)
+        return sum_of_rows(rows, self._shape, self._wire, largest)
 
     def drop_missing(self, ranks: float) -> None:
         """Do nothing: all lanes have the same layers."""
@@ -123,7 +132,12 @@ class FreeShardedSum:
     def finish(self) -> Tensor:
         """Return the sum of the rows; FSDP has written the gradients."""
         self._order.end_update()
-        return sum_across(self._world, self._rows.numbers.sum(0))
+        rows, largest = self._rows.numbers, self._rows.layout.largest
+        total = sum_across(self._world, rows.sum(0))
+        if largest:
+            own = rows[:, -largest:].amax(0)
+            total[-largest:] = all_gather_rows(self._world, own).amax(0)
+        return total
 
     def drop_missing(self, ranks: float) -> None:
         """Do nothing: all lanes have the same layers."""

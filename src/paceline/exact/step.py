@@ -8,7 +8,7 @@ The order of an update, which is the same on every rank:
 2. The sum along the tree ends up in `grad`, and the total of the rows on the device.
 3. `read`: the host reads the head of the total, once. A loss that is not finite ends the update here, on every rank,
    before anything has changed.
-4. `finish_gradients`: buffers change by the mean of the lanes' changes; gradients of a loss by count are divided.
+4. `finish_gradients`: each buffer changes by its rule, such as the mean of the lanes' changes; gradients of a loss by count are divided.
 5. `OptimizerUpdates.apply`: clip, and the optimizer's step.
 
 A CUDA graph (`graph.py`) records 1 and 2, and 4 and 5, by calling these functions. Local SGD (`local_sgd.py`) runs them
@@ -79,6 +79,7 @@ class Updates:
         optimizers: Sequence[torch.optim.Optimizer],
         total_samples: int,
         get_requests: GetRequests,
+        rules: Sequence[Mapping[str, str]] = (),
     ) -> None:
         self.world, self.config, self._strategy = world, config, strategy
         self._total_samples, self._get_requests = total_samples, get_requests
@@ -94,7 +95,7 @@ class Updates:
         self.models = list(models)
         for model in models:
             refuse_hooks(model, config)
-        self.buffers = self._make_buffers()
+        self.buffers = self._make_buffers(rules)
         # A single lane changes its parameters itself, as a plain loop does. FSDP swaps parameters during forward.
         is_shared = config.batch.lanes > 1 and not strategy.shards
         self._forward_writes = ForwardWrites(models, is_active=is_shared)
@@ -114,8 +115,8 @@ class Updates:
     def _set_up(self) -> None:
         """Finish the construction of a subclass."""
 
-    def _make_buffers(self) -> MovingBuffers:
-        return MovingBuffers(self.models, self.config.batch.lanes, self.world)
+    def _make_buffers(self, rules: Sequence[Mapping[str, str]]) -> MovingBuffers:
+        return MovingBuffers(self.models, self.config.batch.lanes, self.world, rules)
 
     def _make_sum(self, parameters: list[nn.Parameter]) -> GradientSum:
         config, world, lanes = self.config, self.world, self.config.batch.lanes
@@ -224,8 +225,8 @@ class Updates:
             is_last = row == len(lanes) - 1
             output, gradient, values = self._run_forward(work, lane, row, memory)
             if rows is None:
-                rows = memory.rows(Layout.of(values, self.buffers.columns))
-            self._write_row(rows, row, values, lane, examines=not memory.is_recorded)
+                rows = memory.rows(Layout.of(values, self.buffers.columns, self.buffers.largest))
+            self._write_row(rows, row, values, lane, work.call, examines=not memory.is_recorded)
             if is_last:
                 rows.complete()
             if is_last and not memory.is_recorded:
@@ -258,15 +259,24 @@ class Updates:
         self.buffers.reset()
 
     def _write_row(
-        self, rows: Rows, row: int, values: Mapping[str, Any], lane: Lane, *, examines: bool
+        self,
+        rows: Rows,
+        row: int,
+        values: Mapping[str, Any],
+        lane: Lane,
+        call: UpdateCall,
+        *,
+        examines: bool,
     ) -> None:
         """Write what the forward of a lane returned, and how it changed buffers."""
         rows.write(row, values, lane)
         if self.buffers.every:
             layout, numbers, counts = rows.layout, rows.numbers[row], lane.samples > 0
-            self.buffers.take(numbers[layout.head :], counts=counts)
+            is_last = lane.number == self._lanes_with_samples(call) - 1
+            flag = numbers[layout.buffer]
+            self.buffers.take(numbers[layout.head :], flag, counts=counts, is_last=is_last)
             if examines:
-                self.buffers.examine(lane.batch, numbers[layout.new_buffer], counts=counts)
+                self.buffers.examine(lane.batch, flag, counts=counts)
 
     def read(self, call: UpdateCall, rows: Rows, total: Tensor) -> list[float]:
         """Return the head of the total on the host; raise, before anything has changed, if the loss is no number."""
@@ -277,13 +287,15 @@ class Updates:
         if layout.by_count:
             refuse_no_count(numbers[layout.counts.start], call.step.plan.index)
         self.of(call.optimizer).sum.drop_missing(numbers[layout.missing])
+        if numbers[layout.buffer]:
+            self.buffers.refuse_too_large(total[layout.head :])
         with_samples = self._lanes_with_samples(call)
         self.buffers.refuse_miscounts(total[layout.head :], with_samples)
         return numbers
 
     def apply_new_buffers(self, call: UpdateCall, rows: Rows, numbers: list[float]) -> None:
         """Change the buffers that have no columns in these rows. Every rank must call this."""
-        if numbers[rows.layout.new_buffer]:
+        if numbers[rows.layout.buffer]:
             self.buffers.apply_new(self._lanes_with_samples(call))
 
     def run_captured_lanes(self, work: LaneLosses, memory: LaneMemory) -> Rows:

@@ -22,6 +22,7 @@ from paceline.data.reading.collate import Collate
 from paceline.data.reading.comparison import DataComparison, name_of
 from paceline.errors import ConfigError, PacelineError, TrainingError
 from paceline.events import Sink
+from paceline.exact.buffers import refuse_wrong_rules
 from paceline.exact.lanes import UpdateCall
 from paceline.exact.loss import Losses, LossFunction
 from paceline.exact.parallel import prepare
@@ -184,6 +185,7 @@ class Run:
         name: str = "",
         saved: SavedNames | None = None,
         wrap: tuple[type[nn.Module], ...] | None = None,
+        buffers: Mapping[str, str] | None = None,
     ) -> Model:
         """Move a model to this rank's device, or shard it there, with the weights of rank 0; return the same object.
 
@@ -191,6 +193,9 @@ class Run:
         - `name`: the name of this model in checkpoints, if the run has several.
         - `saved`: `saved(name)` tells whether checkpoints hold a weight, for example only those of LoRA adapters.
         - `wrap`: the classes of the modules that parallel=fsdp gathers one at a time; without it, those in every ModuleList.
+        - `buffers`: rules for buffers that forward changes, by name or pattern: `{"load": "sum", "*.max_val": "max"}`. A pattern may match
+          the dotted name or the last part of it; the last one that matches counts. Rules are mean (of the lanes' changes, as without a
+          rule), sum, max, min and last (the value of the last lane).
 
         It must be called before `run.steps`, and before the optimizer is made.
 
@@ -203,8 +208,9 @@ class Run:
         refuse_no_module(model)
         refuse_modules(model, self.config)
         refuse_hooks(model, self.config)
+        refuse_wrong_rules(model, buffers or {})
         prepare(model, self.world, self.config, self._strategy, wrap)
-        self._parts.add_model(model, name, saved)
+        self._parts.add_model(model, name, saved, buffers)
         return model
 
     def optimizer(self, optimizer: Optimizer, *, name: str = "") -> Optimizer:

@@ -104,7 +104,9 @@ class RunLoop:
         elif strategy.replicas:
             kind = ReplicaUpdates
         total = batches.total_samples
-        self.updates = kind(world, config, strategy, models, optimizers, total, self._requests)
+        self.updates = kind(
+            world, config, strategy, models, optimizers, total, self._requests, parts.rules
+        )
         self._rates.least = self.updates.least_rate
         self._since_report, self._in_epoch, self._warm_up = Meter(), Meter(), WarmUp(config)
         meters = {"since_report": self._since_report, "in_epoch": self._in_epoch}
@@ -305,9 +307,10 @@ class RunLoop:
         """Name the buffers that forward changes, and the rule by which they change, once."""
         names, lanes = self.updates.take_averaged_buffers(), self._config.batch.lanes
         if names and self._world.is_main:
+            own = names[0].rpartition(".")[2]
             say(
                 f"forward changes {shorten(names)}: in each step by the mean of the changes in the {lanes} lanes. If sums or "
-                "extremes are needed, set batch.lanes=1"
+                f'extremes are needed, give a rule: run.model(model, buffers={{"{own}": "sum"}}), or "max", "min", "last"'
             )
 
     def settle(self) -> None:

@@ -70,6 +70,8 @@ class Registered:
     def __init__(self) -> None:
         self.models: dict[str, nn.Module] = {}
         self.saved: dict[str, SavedNames] = {}
+        self.rules: list[Mapping[str, str]] = []
+        """The rules for the buffers of each model."""
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
         self.facts: dict[str, str] = {}
         """Classes and options of the optimizers when they were registered: schedulers change some later."""
@@ -77,11 +79,18 @@ class Registered:
         """The rates of the parameter groups when the optimizers were registered."""
         self.tracked = Tracked()
 
-    def add_model(self, model: nn.Module, name: str, saved: SavedNames | None) -> None:
+    def add_model(
+        self,
+        model: nn.Module,
+        name: str,
+        saved: SavedNames | None,
+        rules: Mapping[str, str] | None = None,
+    ) -> None:
         """Add a model under a name of its own."""
         name = name or _next_name("model", self.models)
         _refuse_twice("model", name, model, self.models)
         self.models[name] = model
+        self.rules.append(rules or {})
         if saved is not None:
             self.saved[name] = saved
 
