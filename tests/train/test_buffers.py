@@ -35,6 +35,7 @@ class Net(nn.Module):
         self.register_buffer("calls", torch.tensor(0))
         self.register_buffer("load", torch.zeros(4, dtype=torch.int64))
         self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("wave", torch.zeros(4, dtype=torch.complex64))
         self.register_buffer("queue", torch.zeros(1, 4), persistent=False)
         self.observer = {"channel": PerChannelMinMaxObserver}.get(kind, MinMaxObserver)()
         self.norm = nn.BatchNorm1d(4)
@@ -50,6 +51,8 @@ class Net(nn.Module):
             self.load += torch.bincount(rows.argmax(1), minlength=4)
         elif self.kind == "mean":
             self.mean.lerp_(rows.mean(0).detach(), 0.1)
+        elif self.kind == "wave":
+            self.wave.add_(torch.fft.fft(rows.detach()).mean(0))
         elif self.kind == "queue":
             self.queue = torch.cat([self.queue, rows])
         elif self.kind in {"range", "channel"}:
@@ -81,6 +84,7 @@ def train(
     [
         ("samples", "samples"),
         ("load", "load"),
+        ("wave", "wave"),
         ("channel", r"observer\.m.._val"),
     ],
 )
@@ -179,6 +183,7 @@ def test_each_buffer_follows_its_rule_on_any_ranks_with_empty_lanes_and_after_a_
         ({"laod": "sum"}, "laod", "load"),
         ({"load": "add"}, "add", "mean"),
         ({"seen": "sum"}, r"inner\.seen", "max"),
+        (["load"], "load", "sum"),
     ],
 )
 def test_rules_that_cannot_be_followed_are_refused_by_name(tmp_path, rules, name, fix) -> None:
@@ -186,6 +191,13 @@ def test_rules_that_cannot_be_followed_are_refused_by_name(tmp_path, rules, name
     with RunIn(World(), config) as run, pytest.raises(ConfigError, match=name) as found:
         run.model(Ruled(), buffers=rules)
     assert fix in found.value.fix
+
+
+def test_local_sgd_refuses_rules(tmp_path: Path) -> None:
+    settings = {"local_sgd.steps": 2, "local_sgd.replicas": 2}
+    with pytest.raises(ConfigError, match="local SGD") as found:
+        train(tmp_path, nn.BatchNorm1d(4), buffers={"running_mean": "last"}, **settings)
+    assert "local_sgd.steps=0" in found.value.fix
 
 
 class Ticket(nn.Module):
@@ -210,31 +222,43 @@ def test_whole_numbers_that_a_row_cannot_hold_are_refused_before_the_update(tmp_
     assert state_digest(model, torch.optim.SGD(model.parameters(), lr=0.1)) == before
 
 
-class CountsOperations(TorchDispatchMode):
-    """Counts the operations of torch; one on a list counts once."""
+class Operations(TorchDispatchMode):
+    """Notes the operations of torch; one on a list of tensors is one."""
 
-    count = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.count += 1
+        self.names.append(str(function))
         return function(*args, **(kwargs or {}))
 
 
-def test_the_operations_of_buffers_do_not_grow_with_the_number_of_layers() -> None:
-    def operations(layers: int) -> int:
-        model = nn.Sequential(*[nn.BatchNorm1d(4) for _ in range(layers)])
-        buffers = MovingBuffers([model], 4, World())
-        row = torch.zeros(buffers.columns + 1, dtype=torch.float64)
-        buffers.begin()
-        model(ROWS)
-        with CountsOperations() as counted:
-            buffers.take(row[1:], row[0], counts=True, is_last=False)
-            buffers.examine(ROWS, row[0], counts=True)
-            buffers.reset()
-        assert all(int(layer.num_batches_tracked) == 0 for layer in model)
-        return counted.count
+def operations(model: nn.Module, rules: dict[str, str]) -> list[str]:
+    """Return the operations of the buffers in one lane, which a CUDA graph must be able to record."""
+    buffers = MovingBuffers([model], 4, World(), [rules])
+    row = torch.zeros(buffers.columns + 1, dtype=torch.float64)
+    buffers.begin()
+    before = [buffer.clone() for buffer in model.buffers()]
+    model(ROWS)
+    with Operations() as noted:
+        buffers.take(row[1:], row[0], counts=True, is_last=True)
+        buffers.examine(ROWS, row[0], counts=True)
+        buffers.reset()
+    assert all(torch.equal(*pair) for pair in zip(model.buffers(), before, strict=True))
+    return noted.names
 
-    assert operations(20) == operations(2) <= 30
+
+def test_few_operations_handle_the_buffers_of_any_number_of_layers_and_the_host_reads_none() -> (
+    None
+):
+    norms = [
+        operations(nn.Sequential(*[nn.BatchNorm1d(4) for _ in range(layers)]), {})
+        for layers in (2, 20)
+    ]
+    assert len(norms[0]) == len(norms[1]) <= 30
+    ruled = operations(Ruled(), RULES | {"samples": "sum"})
+    assert not [name for name in (*norms[1], *ruled) if "scalar_dense" in name or "nonzero" in name]
 
 
 def test_a_queue_of_samples_is_not_taken_for_a_cache(tmp_path: Path) -> None:

@@ -672,6 +672,11 @@ def rule_of(name: str, rules: Mapping[str, str]) -> str:
 
 def refuse_wrong_rules(model: nn.Module, rules: Mapping[str, str]) -> None:
     """Raise if a rule does not exist, or matches no buffer of the model, or none that can follow it."""
+    if not isinstance(rules, Mapping):
+        raise ConfigError(
+            f"run.model got buffers={rules!r}, which is no dict of rules by name",
+            fix='call run.model(model, buffers={"load": "sum"})',
+        )
     buffers = dict(model.named_buffers())
     for key, rule in rules.items():
         if rule not in RULES:
@@ -706,6 +711,8 @@ def _complex(name: str) -> ConfigError:
 
 def _change(value: Tensor, start: Tensor) -> Tensor:
     """Return the change of a flat buffer as float64 on the host; where the start is infinite, the value itself."""
+    if value.is_complex():
+        value, start = value.real, start.real  # `_judge` refuses it, on all ranks
     value, start = value.cpu().double(), start.cpu().double()
     return torch.where(start.isfinite(), value - start, value)
 
