@@ -11,6 +11,9 @@ SETTINGS = "PACELINE_SET"
 NEEDS_RUN = "PACELINE_NEEDS_RUN"
 """Set if a verb measures a script that does not mention Paceline: it ends at its first step, unless it has imported it."""
 
+MOST_RANKS = "PACELINE_MOST_RANKS"
+"""The largest number of ranks that this launch asks for, if this start has fewer: a new run gets as many lanes."""
+
 MEETING = "PACELINE_MEETING"
 """The file of the rendezvous."""
 

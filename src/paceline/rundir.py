@@ -11,6 +11,7 @@ from pathlib import Path
 
 from paceline.config.schema import RunConfig
 from paceline.errors import EnvironmentUnfit
+from paceline.safe_open import read_text
 
 TENSORBOARD = "tensorboard"
 """The subfolder of a profile with the traces for TensorBoard."""
@@ -171,6 +172,10 @@ class RunDir:
     def started_over(self) -> Path:
         """The file that names the launch that restarted this run from step 0."""
         return self.root / "started-over"
+
+    def was_begun_anew_by(self, launch: str) -> bool:
+        """Return whether an earlier start of this launch or job has begun the run anew, as resume=never asks."""
+        return self.started_over.exists() and read_text(self.started_over) == launch
 
     @property
     def launches(self) -> Path:

@@ -15,6 +15,7 @@ from torch.nn.functional import mse_loss
 
 import paceline
 from paceline.config import RunConfig
+from paceline.config.given import with_values
 from paceline.config.values import with_settings
 from paceline.exact.state import state_digest
 from paceline.world.world import World
@@ -79,9 +80,10 @@ class RunIn(paceline.Run):
         super().__init__(config, sinks=sinks)
         self._existing = world
 
-    def _joined(self) -> contextlib.AbstractContextManager[World]:
+    def _joined(self) -> Any:
         torch.set_num_threads(self.config.threads)  # as `join` does: they are part of the bits
-        return contextlib.nullcontext(self._existing)
+        batch = replace(self.config.batch, lanes=int(self.config.batch.lanes))
+        return contextlib.nullcontext((self._existing, with_values(self.config, batch=batch)))
 
 
 def sgd(lr: float = 0.1, **options: Any) -> Callable[[Any], torch.optim.Optimizer]:

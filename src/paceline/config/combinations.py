@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from paceline.config.diloco import LocalSgdConfig
+from paceline.config.lanes import AutoLanes
 from paceline.errors import ConfigError
 
 
@@ -74,7 +75,7 @@ def _check_fsdp(config: _Settings) -> None:
 
 def _check_local_sgd(config: _Settings) -> None:
     lanes, replicas = config.batch.lanes, config.local_sgd.replicas
-    if lanes % replicas:
+    if lanes % replicas and not isinstance(lanes, AutoLanes):
         raise ConfigError(
             f"batch.lanes={lanes} is not a multiple of local_sgd.replicas={replicas}",
             fix=f"set local_sgd.replicas to one of {_divisors(lanes)}, "

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from paceline.config.arguments import HELP_FLAGS, Argument, arguments_of, usage_of
+from paceline.config.lanes import AutoLanes
 from paceline.help_layout import section, sentence, wrapped
 
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
@@ -109,6 +110,8 @@ def written_default(value: Any) -> str:
     >>> written_default(True), written_default(0.5)
     ('true', '0.5')
     """
+    if isinstance(value, AutoLanes):
+        return "auto"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -12,6 +12,7 @@ from paceline.config.combinations import check_combinations
 from paceline.config.diloco import LocalSgdConfig
 from paceline.config.instrumentation import ProfileConfig, RecordConfig
 from paceline.config.intervals import Every, seconds_from
+from paceline.config.lanes import AUTO_LANES, AutoLanes
 from paceline.config.values import flatten
 from paceline.errors import ConfigError, did_you_mean
 from paceline.main_script import main_script
@@ -25,11 +26,16 @@ class BatchConfig:
 
     global_size: int = 256
     """Samples per optimizer step, over all ranks."""
-    lanes: int = 4
-    """Micro-batches per step, on any number of ranks; also the largest number of ranks."""
+    lanes: int = AUTO_LANES
+    """Micro-batches per step, on any number of ranks; also the largest number of ranks. auto: the number saved with the run; a new run takes the number of its ranks, and on CPUs at least 4."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a batch that cannot be split."""
+        at_least(1, "batch.global_size", self.global_size)
+        if str(self.lanes) == "auto":  # as on the command line
+            object.__setattr__(self, "lanes", AUTO_LANES)
+        if isinstance(self.lanes, AutoLanes):
+            return
         at_least(1, "batch.lanes", self.lanes)
         if self.global_size < self.lanes:
             raise ConfigError(

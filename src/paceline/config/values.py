@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
+from paceline.config.lanes import AutoLanes
 from paceline.config.renamed import RENAMED
 from paceline.errors import ConfigError, did_you_mean
 
@@ -39,7 +40,8 @@ def with_settings(config: C, settings: Mapping[str, Any]) -> C:
     for name, value in settings.items():
         if name not in types:
             raise ConfigError(f"there is no setting {name!r}", fix=_renamed_or_near(name, types))
-        _set_nested(nested, name.split("."), typed(name, value, types[name]))
+        is_auto = name == "batch.lanes" and value == "auto"
+        _set_nested(nested, name.split("."), value if is_auto else typed(name, value, types[name]))
     return _replace(config, nested)
 
 
@@ -198,6 +200,8 @@ def from_toml(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _toml_value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, AutoLanes):
+        return '"auto"'
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, tuple):

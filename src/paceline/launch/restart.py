@@ -80,7 +80,9 @@ def _launch_repeatedly(
         if signals.count or not restarts.allow(failure, failures):
             return failure
         if restarts.fewest_ranks and not progressed:
-            spec = replace(spec, ranks=max(restarts.fewest_ranks, spec.ranks - 1))
+            most = max(spec.most_ranks, spec.size)
+            fewer = max(restarts.fewest_ranks, spec.ranks - 1)
+            spec = replace(spec, ranks=fewer, most_ranks=most)
         spec = replace(spec, attempt=spec.attempt + 1)
         if failure.run:
             _show_restart(RunDir(Path(failure.run)), locks)

@@ -67,6 +67,8 @@ class LaunchSpec:
     """The number of launches before this one."""
     folder: str = ""
     """The run folder that the launcher keeps for a script without one; empty: the script keeps its own."""
+    most_ranks: int = 0
+    """The most ranks of all starts of this run, for which a new run has enough lanes; 0: those of this start."""
     max_restarts: int = 0
     """The most restarts in a row, for scripts that ask torchrun's variable."""
     import_from: str = ""
@@ -121,6 +123,8 @@ class LaunchSpec:
             variables[handover.SCRIPT] = self.target.told
         if self.command:
             variables[handover.COMMAND] = self.command
+        if self.most_ranks > self.size:
+            variables[handover.MOST_RANKS] = str(self.most_ranks)
         if math.isfinite(self.deadline_s):
             variables[handover.DEADLINE] = str(self.deadline_s)
         return variables

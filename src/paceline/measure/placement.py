@@ -34,13 +34,14 @@ def run_ranks(
     arguments: tuple[str, ...],
     settings: Mapping[str, object],
     allocation: Allocation | None,
+    most_ranks: int = 0,
 ) -> Failure | None:
     """Run a program on a number of ranks until it ends; return the failure, if any."""
     if allocation is None or allocation.is_local:
-        return launch(LaunchSpec(target, ranks, arguments, settings))
+        return launch(LaunchSpec(target, ranks, arguments, settings, most_ranks=most_ranks))
     nodes = nodes_for(ranks, allocation)
     part = replace(allocation, nodes=allocation.nodes[:nodes])
-    spec = LaunchSpec(target, ranks // nodes, arguments, settings)
+    spec = LaunchSpec(target, ranks // nodes, arguments, settings, most_ranks=most_ranks)
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere:  # the output of the ranks
         return launch_on(part, spec, nowhere, StopSignals())
 

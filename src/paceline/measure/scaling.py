@@ -89,7 +89,8 @@ class _Runs:
         self._say(f"round {number + 1} of {study.rounds}: {study.target.name} on {ranks} ...")
         home = self._folder / f"{number}-{world}"
         settings = self._settings(world, home)
-        failure = run_ranks(study.target, world, study.words, settings, study.allocation)
+        most = 0 if study.weak else study.worlds[-1]  # every size has lanes for the largest
+        failure = run_ranks(study.target, world, study.words, settings, study.allocation, most)
         if failure is not None:
             raise RunFailed(study.target.name, world, failure)
         run = self._last[world] = read_run(home / "times", world, study.target.name)

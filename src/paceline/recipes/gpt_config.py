@@ -25,7 +25,7 @@ class GptConfig(RunConfig):
     epochs: int = 1
     steps: int = 300
     clip_norm: float = 1.0
-    batch: BatchConfig = field(default_factory=lambda: BatchConfig(global_size=32, lanes=4))
+    batch: BatchConfig = field(default_factory=lambda: BatchConfig(global_size=32))
     lr: LrConfig = field(
         default_factory=lambda: LrConfig(
             base=3e-3, reference_batch=32, schedule="cosine", warmup_samples=640, final=0.1

@@ -24,7 +24,7 @@ class MnistConfig(RunConfig):
 
     name: str = "mnist"
     epochs: int = 8
-    batch: BatchConfig = field(default_factory=lambda: BatchConfig(global_size=64, lanes=4))
+    batch: BatchConfig = field(default_factory=lambda: BatchConfig(global_size=64))
     lr: LrConfig = field(
         default_factory=lambda: LrConfig(base=5e-3, reference_batch=64, schedule="one-cycle")
     )

@@ -18,7 +18,7 @@ class ToyConfig(RunConfig):
     """A linear model on 2,048 seeded samples of 20 features."""
 
     name: str = "toy"
-    batch: BatchConfig = field(default_factory=lambda: BatchConfig(global_size=32, lanes=4))
+    batch: BatchConfig = field(default_factory=lambda: BatchConfig(global_size=32))
     lr: LrConfig = field(default_factory=lambda: LrConfig(base=0.01, reference_batch=32))
 
 

@@ -45,7 +45,7 @@ from paceline.train.likely_mistakes import (
     refuse_other_call,
 )
 from paceline.train.observers.console import say
-from paceline.train.run_folder import RunFolder
+from paceline.train.run_folder import RunFolder, saved_lanes
 from paceline.train.run_loop import RunLoop
 from paceline.train.run_step import Step, with_length, with_requests_of
 from paceline.train.saving.checkpointing import shorten
@@ -55,7 +55,7 @@ from paceline.train.script_state import GENERATORS, ScriptState
 from paceline.train.script_steps import ScriptSteps
 from paceline.train.unusual_calls import UnusualCalls
 from paceline.world.collectives import all_gather_texts, broadcast_from_main
-from paceline.world.process_group import join, wait_for_all
+from paceline.world.process_group import Joined, join_run, wait_for_all
 from paceline.world.randomness import seed_everything
 from paceline.world.world import World
 
@@ -95,7 +95,7 @@ class Run:
     """
 
     config: RunConfig
-    """The settings of the run."""
+    """The settings of the run; in the `with` block with the number of its lanes."""
     world: World
     """This rank among all ranks."""
 
@@ -143,7 +143,7 @@ class Run:
         if handover.LAUNCHER not in os.environ:  # ours reads to the end
             terminal.outlive_reader()
         try:
-            self.world = self._stack.enter_context(self._joined())
+            self.world, self.config = self._stack.enter_context(self._joined())
             self._strategy = Strategy.of(self.world, self.config)
             self._examiner = load_examiner(self.config, self.world)
             self._folder = RunFolder(self.config, self.world, self._sinks)
@@ -154,8 +154,8 @@ class Run:
             raise
         return self
 
-    def _joined(self) -> contextlib.AbstractContextManager[World]:
-        return join(self.config)
+    def _joined(self) -> contextlib.AbstractContextManager[Joined[RunConfig]]:
+        return join_run(self.config, saved_lanes)
 
     def __exit__(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -10,11 +11,12 @@ from paceline.checkpoint.find import open_storage
 from paceline.checkpoint.read_ahead import ReadAhead
 from paceline.config import RunConfig
 from paceline.config.values import to_toml
-from paceline.errors import ConfigError, EnvironmentUnfit, PacelineError, Stopped
+from paceline.errors import BadCheckpoint, ConfigError, EnvironmentUnfit, PacelineError, Stopped
 from paceline.events import Event, EventLog, RunFailed, RunStarted, Sink, is_finished
 from paceline.launch.rank_local import lost_peer
 from paceline.rundir import RunDir, make_private, write_whole, writing_to
 from paceline.runlock import Claim, claimed
+from paceline.safe_open import read_text
 from paceline.train.observers.console import Console
 from paceline.train.observers.environment import environment_facts
 from paceline.train.observers.loggers import Loggers, check_packages
@@ -127,6 +129,27 @@ class RunFolder:
             write_whole(self.directory.environment, facts.encode())
         with writing_to(self.directory.config):
             write_whole(self.directory.config, to_toml(config).encode())
+
+
+def saved_lanes(config: RunConfig, world: World) -> int:
+    """Return the lanes of the run that this start continues, from its folder or its newest checkpoint; 0: it begins.
+
+    Only rank 0 calls this, before it has the lock of the folder.
+    """
+    directory = RunDir.of(config)
+    if config.resume == "never" and not (
+        world.is_restart and directory.was_begun_anew_by(world.launch)
+    ):
+        return 0
+    with contextlib.suppress(OSError, ValueError):  # a file that is missing or damaged
+        batch = tomllib.loads(read_text(directory.config)).get("batch")
+        if isinstance(batch, dict) and isinstance(batch.get("lanes"), int):
+            return int(batch["lanes"])
+    storage = open_storage(directory.checkpoints, config.checkpoint.to, config.name)
+    for step in storage.steps():
+        with contextlib.suppress(BadCheckpoint):  # the restore reports it
+            return int(storage.manifest(step).config.get("batch.lanes", 0))
+    return 0
 
 
 def _failure(step: int, rank: int, error: BaseException) -> RunFailed:

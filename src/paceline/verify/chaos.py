@@ -150,7 +150,8 @@ class Chaos:
             "checkpoint.every": every,
             "resume": "auto",
         }
-        spec = LaunchSpec(self.target, world, self.arguments, settings)
+        most = max(self.worlds)  # all launches have enough lanes for it
+        spec = LaunchSpec(self.target, world, self.arguments, settings, most_ranks=most)
         failure = launch(spec, each_look=killer, signals=self._signals)
         if self._signals.count:
             raise RunFailed(self.target.name, world, stopped(None))

@@ -56,6 +56,8 @@ class Comparison:
     folder: Path
     progress: TextIO | None
     launch: Launch = launch
+    most_ranks: int = 0
+    """The largest world: all runs have enough lanes for it, unless the script or the command gives a number."""
     runs: int = 0
     """Experiments so far."""
 
@@ -71,7 +73,8 @@ class Comparison:
             length["record.epoch_steps"] = EPOCH_STEPS
         places = {"record.to": str(home), "runs": str(settings.get("runs", home / "runs"))}
         saves = {"checkpoint.every": "end", "checkpoint.to": "", "resume": "auto"}
-        spec = LaunchSpec(self.target, world, self.arguments, places | length | saves | given)
+        settings = places | length | saves | given
+        spec = LaunchSpec(self.target, world, self.arguments, settings, most_ranks=self.most_ranks)
         failure = self.launch(spec)
         if failure is not None:
             raise RunFailed(self.target.name, world, failure)
@@ -128,7 +131,9 @@ def verify(
     cause is looked for.
     """
     with tempfile.TemporaryDirectory(prefix="paceline-verify-") as folder:
-        comparison = Comparison(target, arguments, steps, Path(folder), progress, launch)
+        comparison = Comparison(
+            target, arguments, steps, Path(folder), progress, launch, most_ranks=max(worlds)
+        )
         result = _compare(comparison, worlds, show)
         if result.same and not result.tolerance:
             remember(comparison.home(worlds[0], _FIRST), worlds)

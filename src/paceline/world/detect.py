@@ -41,6 +41,7 @@ def detect_world(env: Env, parent: int = 0) -> World:
         incarnation=incarnation_of(env),
         launch=launch_name(env),
         is_restart=is_restart(env),
+        most_size=_number(env, handover.MOST_RANKS, 0),
         progress_file=_path(env.get(handover.PROGRESS, "")),
         secret_file=_path(env.get(handover.SECRET_FILE, "")),
     )

@@ -8,15 +8,18 @@ import os
 import shutil
 import socket
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
+from typing import TypeVar
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, Store
 
 from paceline import handover
 from paceline.config import RunConfig
+from paceline.config.given import with_values
+from paceline.config.lanes import AutoLanes, choose_lanes
 from paceline.errors import ConfigError, EnvironmentUnfit, PacelineError
 from paceline.rundir import RunDir
 from paceline.world.address import refuse_loopback_name
@@ -43,8 +46,17 @@ _DESTROYED_GROUPS: list[dist.ProcessGroup] = []
 that lock to free the last tensors: a rank that never exited was seen, on a busy machine."""
 
 
+_LANES = "lanes"
+"""The message of rank 0 in the rendezvous store with the lanes of the run."""
 _NCCL_EXTRA_S = 120.0
 """The watchdog ends ranks with a verdict before torch aborts them with a C++ stack."""
+
+
+C = TypeVar("C", bound=RunConfig)
+Joined = tuple[World, C]
+"""The world, and the settings with the number of lanes on which all ranks agree."""
+FindLanes = Callable[[RunConfig, World], int]
+"""Returns the lanes of the run that this start continues; 0: it begins a new one."""
 
 
 @contextlib.contextmanager
@@ -54,13 +66,21 @@ def join(config: RunConfig) -> Iterator[World]:
     Works the same alone, under `paceline run`, `torchrun`, `srun` and `mpirun`. Random generators are seeded, so
     that a model built inside has the same initial weights on every rank of every world.
     """
+    with join_run(config, lambda *_: 0) as (world, _):
+        yield world
+
+
+@contextlib.contextmanager
+def join_run(config: C, saved_lanes: FindLanes) -> Iterator[Joined[C]]:
+    """Join as `join` does; return the world and the settings with their number of lanes, which rank 0 decides."""
     world = detect_world(os.environ, os.getppid())
     if "TORCHELASTIC_RUN_ID" in os.environ:
         die_with_parent()  # the ranks of a killed agent would train on
-    world = _join_nodes(world, config) if world.nodes > 1 else _join_here(world, config)
+    join_ranks = _join_nodes if world.nodes > 1 else _join_here
+    world, config = join_ranks(world, config, saved_lanes)
     seed_everything(config.seed)
     try:
-        yield world
+        yield world, config
         wait_for_all(world)
     finally:
         _leave(world)
@@ -93,13 +113,47 @@ def _set_timeout(timeout: timedelta, group: dist.ProcessGroup) -> None:
     set_timeout(timeout, group)
 
 
-def _check_fits(world: World, config: RunConfig) -> None:
-    lanes = config.batch.lanes
-    if world.size > lanes:
-        raise ConfigError(
-            f"{world.size} ranks cannot share {lanes} lanes",
-            fix=f"set batch.lanes={world.size}, or start at most {lanes} ranks",
+def _with_lanes(
+    world: World, config: C, saved_lanes: FindLanes, tell_all: Callable[[str], str]
+) -> C:
+    """Return the settings with a number of lanes; `tell_all` returns the text of rank 0 on every rank.
+
+    Rank 0 decides: it may be the only one that sees the run folder. A number that was given stays.
+    """
+    batch, lanes, saved = config.batch, int(config.batch.lanes), 0
+    if world.is_main:
+        saved = saved_lanes(config, world)
+        lanes = choose_lanes(
+            batch.lanes,
+            saved=saved,
+            ranks=max(world.size, world.most_size),
+            on_cpu=world.device == "cpu",
+            global_size=batch.global_size,
+            replicas=config.local_sgd.replicas if config.local_sgd.steps else 1,
         )
+    lanes, saved = map(int, tell_all(f"{lanes} {saved}").split())
+    if isinstance(batch.lanes, AutoLanes):
+        config = with_values(config, batch=replace(batch, lanes=lanes))
+    _check_lanes(world.size, config.batch.lanes, saved, batch.global_size)
+    return config
+
+
+def _check_lanes(ranks: int, lanes: int, saved: int, global_size: int) -> None:
+    """Raise for more ranks than lanes."""
+    if ranks <= lanes:
+        return
+    problem, fewer = f"{ranks} ranks cannot share {lanes} lanes", f"start at most {lanes} ranks"
+    if saved == lanes:
+        raise ConfigError(
+            f"{problem}: this run has {lanes} lanes, so at most {lanes} ranks; "
+            f"a new run with batch.lanes={ranks} is another training",
+            fix=f"{fewer}; or begin a new run: add batch.lanes={ranks} and another name= (or resume=never)",
+        )
+    size = f" batch.global_size={ranks}" if global_size < ranks else ""
+    raise ConfigError(problem, fix=f"set batch.lanes={ranks}{size}, or {fewer}")
+
+
+def _check_fits(world: World, config: RunConfig) -> None:
     if config.local_sgd.steps and world.size > config.local_sgd.replicas:
         raise ConfigError(
             f"{world.size} ranks cannot share {config.local_sgd.replicas} replicas",
@@ -112,30 +166,43 @@ def _check_fits(world: World, config: RunConfig) -> None:
         )
 
 
-def _prepare(world: World, config: RunConfig) -> World:
-    """Check the settings and set up the device of this rank."""
+def _prepare(
+    world: World, config: C, saved_lanes: FindLanes, tell_all: Callable[[str], str]
+) -> Joined[C]:
+    """Complete and check the settings, and set up the device of this rank."""
+    world = replace(world, device=choose_device(world, config))
+    config = _with_lanes(world, config, saved_lanes, tell_all)
     _check_fits(world, config)
     if world.launcher == "slurm" and world.is_main and math.isinf(world.deadline_s):
         world = replace(world, deadline_s=job_end(os.environ))
-    world = replace(world, device=choose_device(world, config))
     prepare_device(world, config)
-    return world
+    return world, config
 
 
-def _join_here(world: World, config: RunConfig) -> World:
+def _join_here(world: World, config: C, saved_lanes: FindLanes) -> Joined[C]:
     """Join the ranks of this machine, if there are others."""
-    world, timeout = _prepare(world, config), timedelta(seconds=config.timeout.start_s)
-    if world.size > 1:
-        store, _ = _open_store(world, config, None)
-        keep_to_loopback()
-        backend = choose_backend(world, config, store)
-        dist.init_process_group(
-            backend, store=store, rank=world.rank, world_size=world.size, timeout=timeout
-        )
-    return world
+    if world.size == 1:
+        return _prepare(world, config, saved_lanes, lambda text: text)
+    store, _ = _open_store(world, config, None)
+
+    def tell_all(text: str) -> str:
+        if world.is_main:
+            store.set(_LANES, text)
+        return store.get(_LANES).decode()
+
+    world, config = _prepare(world, config, saved_lanes, tell_all)
+    keep_to_loopback()
+    backend, timeout = (
+        choose_backend(world, config, store),
+        timedelta(seconds=config.timeout.start_s),
+    )
+    dist.init_process_group(
+        backend, store=store, rank=world.rank, world_size=world.size, timeout=timeout
+    )
+    return world, config
 
 
-def _join_nodes(world: World, config: RunConfig) -> World:
+def _join_nodes(world: World, config: C, saved_lanes: FindLanes) -> Joined[C]:
     """Join the ranks of all nodes after a connection test; an error of one rank is raised on all."""
     timeout = timedelta(seconds=config.timeout.start_s)
     file = RendezvousFile(RunDir.of(config).meetings, _key(world))
@@ -146,8 +213,14 @@ def _join_nodes(world: World, config: RunConfig) -> World:
         store, own = _open_store(world, config, file)
         world = replace(world, signing_key=signing_key(_secret(world, file), nonce_of(store)))
         roll = _roll_call(world, store, file, config.timeout.start_s)
+
+        def tell_all(text: str) -> str:
+            if world.is_main:
+                roll.post(_LANES, text)
+            return roll.wait_for(_LANES, 0)
+
         with roll.share_errors():
-            world = _prepare(world, config)
+            world, config = _prepare(world, config, saved_lanes, tell_all)
             everyone = call_the_roll(world, roll, own)
             backend = choose_backend(world, config, signed(store, world.signing_key))
             prepare_network(world, roll, own, everyone, backend)
@@ -161,7 +234,7 @@ def _join_nodes(world: World, config: RunConfig) -> World:
     dist.init_process_group(
         backend, store=store, rank=world.rank, world_size=world.size, timeout=timeout
     )
-    return world
+    return world, config
 
 
 def _key(world: World) -> str:

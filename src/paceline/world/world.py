@@ -65,6 +65,8 @@ class World:
     """The launch or job; equal for all its starts."""
     is_restart: bool = False
     """Whether the launch or job was started before."""
+    most_size: int = 0
+    """The largest world that this launch asks for; 0: this one."""
     progress_file: Path | None = None
     """The file in which rank 0 writes the step of its newest checkpoint, for the launcher."""
     launcher_file: Path | None = None

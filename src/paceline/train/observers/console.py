@@ -115,10 +115,28 @@ def describe_run(config: RunConfig, world: World, batches: Batches, lr: str = ""
     if config.exact:
         exact = "exact: sums, order of samples and seeds do not depend on the ranks"
     return (
+        f"{describe_promise(config.batch.lanes, most_ranks(config), exact=config.exact)}\n"
         f"{lanes}; {lr or describe_lr(config)}\n"
         f"{plan.samples:,} samples, {batches.total_steps:,} steps; {world.device}; "
         f"{launcher}; {exact}" + describe_local_sgd(config)
     )
+
+
+def most_ranks(config: RunConfig) -> int:
+    """Return the largest number of ranks on which a run can be continued."""
+    if config.parallel == "none":
+        return 1
+    return config.local_sgd.replicas if config.local_sgd.steps else config.batch.lanes
+
+
+def describe_promise(lanes: int, most: int, *, exact: bool) -> str:
+    """Return on how many ranks a run can be continued, and whether with the same bits.
+
+    >>> describe_promise(8, 8, exact=True), describe_promise(8, 8, exact=False), describe_promise(1, 1, exact=True)
+    ('8 lanes: the same bits on 1 to 8 ranks', '8 lanes: 1 to 8 ranks', '1 lane: the same bits on 1 rank')
+    """
+    ranks = "1 rank" if most == 1 else f"1 to {most} ranks"
+    return f"{_count(lanes, 'lane')}: {'the same bits on ' if exact else ''}{ranks}"
 
 
 def describe_local_sgd(config: RunConfig) -> str:

@@ -27,7 +27,6 @@ from paceline.events import CheckpointBad, CheckpointFailed, CheckpointSaved, Ev
 from paceline.exact.sharded_tensor import whole
 from paceline.rundir import RunDir, write_whole
 from paceline.runlock import Claim
-from paceline.safe_open import read_text
 from paceline.train.observers.console import say
 from paceline.train.saving.imported_state import IMPORT_AGAIN, imported_step, is_imported
 from paceline.train.saving.run_state import RunState
@@ -134,14 +133,13 @@ class Checkpoints:
 
     def _start_over(self) -> None:
         """Set all checkpoints aside, once per launch or job: its restarts resume from their own."""
-        mark = RunDir.of(self._config).started_over
-        launch = self._world.launch
-        if self._world.is_restart and mark.exists() and read_text(mark) == launch:
+        directory, launch = RunDir.of(self._config), self._world.launch
+        if self._world.is_restart and directory.was_begun_anew_by(launch):
             return
         for step in self._storage.steps():
             self._storage.set_aside(step)
         self.delete_final()
-        write_whole(mark, launch.encode())
+        write_whole(directory.started_over, launch.encode())
 
     def _refuse_changed_settings(self, manifest: Manifest) -> None:
         where = self._storage.where(manifest.step)
