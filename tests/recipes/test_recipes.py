@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from paceline.config import config_from_words
+from paceline.config.lanes import choose_lanes
 from paceline.course.catalog import find_lesson
 from paceline.recipes.digits import embedded_digits, mnist_digits
 from paceline.recipes.mnist import DigitsNet, GrayConv2d, MnistConfig, Net
@@ -36,6 +37,9 @@ def test_the_promise_in_one_file_computes_the_same_digest(ranks, digest_of_the_r
     assert "import paceline" not in lesson.source
     assert "from paceline" not in lesson.source
     assert len(lesson.source.splitlines()) <= 300
+    batch = MnistConfig().batch  # what `paceline train mnist -n 2` takes on a CPU
+    lanes = choose_lanes(batch.lanes, ranks=2, global_size=batch.global_size)
+    assert f"\nLANES = {lanes} " in lesson.source
     words = [sys.executable, str(lesson.path), "-n", str(ranks), "epochs=1", "seed=3"]
     done = subprocess.run(
         words, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True
