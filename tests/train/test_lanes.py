@@ -55,6 +55,7 @@ def train(config: RunConfig) -> tuple[int, str]:
     try:
         with paceline.Run(config, sinks=[last.append]) as run:
             lanes = run.config.batch.lanes
+            assert config.batch.lanes == lanes  # the script's own settings say the same
             model = run.model(torch.nn.Linear(4, 1))
             optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
             for step in run.steps((torch.arange(96.0).view(24, 4),)):

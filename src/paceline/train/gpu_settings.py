@@ -23,7 +23,7 @@ _BF16_CAPABILITY = (8, 0)  # earlier GPUs emulate it
 def with_gpu_settings(config: C, *, compiles: bool) -> C:
     """Return the settings of a recipe: on a GPU with bf16, CUDA graphs and, if it pays, compilation; unless they are given.
 
-    On a CPU nothing changes. `batch.lanes` is never chosen: it is what the bits depend on, and the largest number of ranks.
+    On a CPU nothing changes.
     """
     with contextlib.suppress(PacelineError):  # the run raises it again, and reports it
         device = choose_device(detect_world(os.environ, os.getppid()), config)

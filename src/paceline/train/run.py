@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from paceline import handover, terminal
 from paceline.config import RunConfig
+from paceline.config.lanes import AutoLanes
 from paceline.data.reading.batches import Batches, RankBatch
 from paceline.data.reading.collate import Collate
 from paceline.data.reading.comparison import DataComparison, name_of
@@ -143,7 +144,12 @@ class Run:
         if handover.LAUNCHER not in os.environ:  # ours reads to the end
             terminal.outlive_reader()
         try:
+            given = self.config
             self.world, self.config = self._stack.enter_context(self._joined())
+            if isinstance(given.batch.lanes, AutoLanes):
+                # A loss may read the script's own config, and must find the number of the run there. It stays
+                # automatic, so that another run with the same settings takes its own number.
+                object.__setattr__(given.batch, "lanes", AutoLanes(self.config.batch.lanes))
             self._strategy = Strategy.of(self.world, self.config)
             self._examiner = load_examiner(self.config, self.world)
             self._folder = RunFolder(self.config, self.world, self._sinks)

@@ -73,8 +73,8 @@ class Comparison:
             length["record.epoch_steps"] = EPOCH_STEPS
         places = {"record.to": str(home), "runs": str(settings.get("runs", home / "runs"))}
         saves = {"checkpoint.every": "end", "checkpoint.to": "", "resume": "auto"}
-        settings = places | length | saves | given
-        spec = LaunchSpec(self.target, world, self.arguments, settings, most_ranks=self.most_ranks)
+        every = places | length | saves | given
+        spec = LaunchSpec(self.target, world, self.arguments, every, most_ranks=self.most_ranks)
         failure = self.launch(spec)
         if failure is not None:
             raise RunFailed(self.target.name, world, failure)
