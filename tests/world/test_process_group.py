@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from paceline import handover
-from paceline.config import RunConfig
+from paceline.config import BatchConfig, RunConfig
 from paceline.errors import ConfigError, EnvironmentUnfit
 from paceline.world.address import free_port, listen_at
 from paceline.world.collectives import all_gather_rows, sum_across
@@ -107,12 +107,18 @@ def test_alone_no_group_is_made_and_nothing_is_said(capfd) -> None:
     assert capfd.readouterr() == ("", "")
 
 
-def test_more_ranks_than_lanes_is_an_error_with_both_ways_out(monkeypatch) -> None:
-    for name, value in {"PACELINE_MEETING": "/nowhere/x", "RANK": "0", "WORLD_SIZE": "5"}.items():
+def test_more_ranks_than_lanes_is_an_error_with_both_ways_out(monkeypatch, tmp_path) -> None:
+    tmp_path.chmod(0o700)
+    meeting = str(tmp_path / "meeting")
+    for name, value in {"PACELINE_MEETING": meeting, "RANK": "0", "WORLD_SIZE": "5"}.items():
         monkeypatch.setenv(name, value)
-    both = "batch.lanes=5, or start at most 4"
-    with pytest.raises(ConfigError, match=both), join(RunConfig()):
-        pass
+    four, few = (RunConfig(batch=BatchConfig(64, lanes=4)), RunConfig(batch=BatchConfig(3)))
+    for config, both in (
+        (four, "batch.lanes=5, or start at most 4"),
+        (few, "batch.lanes=5 batch.global_size=5, or start at most 3"),
+    ):
+        with pytest.raises(ConfigError, match=both), join(config):
+            pass
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="parallel=ddp"), join(RunConfig(parallel="none")):
         pass
