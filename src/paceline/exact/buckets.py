@@ -349,7 +349,7 @@ class BucketedSum:
         """Return the sums of the rows of this rank's whole subtrees; the first says whether this rank misses gradients."""
         if self._world.size > 1 and not (self._overlaps or self._stack.is_complete):
             self._rows.numbers[0, self._rows.layout.missing] = 1.0
-        return merge_rows(self._rows.numbers, self._merges, self._rows.layout.largest)
+        return merge_rows(self._rows.of_lanes, self._merges, self._rows.layout.largest)
 
     def _drop_unreached(self) -> None:
         """Remove the gradients of parameters that no lane of any rank has reached. Every rank calls this."""

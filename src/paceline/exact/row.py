@@ -137,8 +137,10 @@ class Rows:
         self.layout = layout
         self.numbers = torch.zeros(lanes, layout.length, dtype=torch.float64, device=device)
         names = len(layout.names)
-        self._sums = [[row[column] for column in range(names)] for row in self.numbers]
-        self._counts = [[row[names + column] for column in range(names)] for row in self.numbers]
+        self.of_lanes = list(self.numbers)
+        """The row of each lane, as a view."""
+        self._sums = [[row[column] for column in range(names)] for row in self.of_lanes]
+        self._counts = [[row[names + column] for column in range(names)] for row in self.of_lanes]
         self._values = self.numbers[:, : 2 * names]
         self._flags = self.numbers[:, layout.save : layout.head]
         self._factors = torch.ones_like(self._values)
@@ -237,7 +239,7 @@ def added(row: Tensor, later: Tensor, largest: int) -> Tensor:
     return total
 
 
-def merge_rows(rows: Tensor, merges: Iterable[int], largest: int = 0) -> list[Tensor]:
+def merge_rows(rows: Iterable[Tensor], merges: Iterable[int], largest: int = 0) -> list[Tensor]:
     """Return the sums of the rows of whole subtrees, given how many merges follow each lane.
 
     >>> [row.tolist() for row in merge_rows(torch.tensor([[1.0, 1], [2.0, 1], [4.0, 1]]), [0, 1, 0])]

@@ -85,7 +85,7 @@ class ShardedSum:
         """Return the sum of the rows; FSDP has written the gradients."""
         self._order.end_update(self._without_gradient())
         largest = self._rows.layout.largest
-        rows = merge_rows(self._rows.numbers, self._merges, largest)
+        rows = merge_rows(self._rows.of_lanes, self._merges, largest)
         return sum_of_rows(rows, self._shape, self._wire, largest)
 
     def drop_missing(self, ranks: float) -> None:
