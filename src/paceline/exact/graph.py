@@ -556,7 +556,8 @@ class CapturedUpdate:
 
         def check(rows: list[list[float]]) -> None:
             total, *of_lanes = rows
-            lanes.refuse_not_finite(total[0], lambda: [row[0] for row in of_lanes], LATE)
+            if found := lanes.not_finite([row[0] for row in of_lanes]):
+                raise lanes.error(found, LATE)
             if layout.by_count:
                 refuse_no_count(total[layout.counts.start], lanes.step)
             if total[layout.buffer]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from paceline.data.reading.batches import Lane, RankBatch
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, TrainingError
 from paceline.exact.loss import Losses, not_finite, single_number
 
 MAX_PENDING_STEPS = 64
@@ -269,15 +269,17 @@ class StepLanes(NamedTuple):
         lanes = tuple(lane.number for lane in step.lanes)
         return cls(step.plan.index, step.plan.samples, lanes, rank)
 
-    def refuse_not_finite(self, total: float, sums: Callable[[], list[float]], when: str) -> None:
-        """Raise if the loss of the step is inf or nan; `sums` returns the sums of this rank's lanes, to name one."""
-        if math.isfinite(total):
-            return
-        for lane, value in zip(self.lanes, sums(), strict=True):
+    def not_finite(self, sums: list[float]) -> str:
+        """Return the first lane of this rank whose loss is inf or nan, after that value; "" if there is none."""
+        for lane, value in zip(self.lanes, sums, strict=True):
             if not math.isfinite(value):
-                where = f"lane {lane} (rank {self.rank})"
-                raise not_finite(value, self.step, where, when)
-        raise not_finite(total, self.step, "in a lane of another rank", when)
+                return f"{value} lane {lane} (rank {self.rank})"
+        return ""
+
+    def error(self, found: str, when: str) -> TrainingError:
+        """Return the error for what `not_finite` found."""
+        value, _, where = found.partition(" ")
+        return not_finite(float(value), self.step, where, when)
 
 
 class Later:

@@ -18,6 +18,7 @@ once per replica.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -41,7 +42,7 @@ from paceline.exact.strategy import Strategy
 from paceline.exact.unsupported import refuse_hooks, refuse_lonely_sample
 from paceline.exact.whole_batch import WholeBatchLoss
 from paceline.telemetry.phases import WAIT, PhaseClock
-from paceline.world.collectives import sum_across
+from paceline.world.collectives import all_gather_texts, sum_across
 from paceline.world.world import World
 
 GetRequests = Callable[[], RankRequests]
@@ -282,8 +283,14 @@ class Updates:
         """Return the head of the total on the host; raise, before anything has changed, if the loss is no number."""
         layout = rows.layout
         numbers: list[float] = total[: layout.head].tolist()
-        lanes = StepLanes.of(call.step, self.world.rank)
-        lanes.refuse_not_finite(numbers[0], rows.loss_of_lanes, "before the update")
+        if not math.isfinite(numbers[0]):
+            # All ranks that add these rows are here, and the one that has the lane tells the others.
+            lanes = StepLanes.of(call.step, self.world.rank)
+            texts = [lanes.not_finite(rows.loss_of_lanes())]
+            if self.totals_are_global:
+                texts = all_gather_texts(self.world, texts[0])
+            found = next(filter(None, texts), f"{numbers[0]} the sum over all lanes")
+            raise lanes.error(found, "before the update")
         if layout.by_count:
             refuse_no_count(numbers[layout.counts.start], call.step.plan.index)
         self.of(call.optimizer).sum.drop_missing(numbers[layout.missing])
