@@ -329,6 +329,10 @@ def truncated(folder: Path) -> None:
     os.truncate(folder / "x.npy", 300)
 
 
+def parts_npz(folder: Path) -> None:
+    numpy.savez(folder / "x.npz", x_train=LABELS, x_test=LABELS)
+
+
 def broken_npz(folder: Path) -> None:
     numpy.savez_compressed(folder / "x.npz", image=IMAGES)
     whole = bytearray((folder / "x.npz").read_bytes())
@@ -358,6 +362,7 @@ BAD = [
     (save_array(x=LABELS), ["x.npy"], {"grey": True}, ConfigError, "--grey does not apply to arrays", "remove it; arrays accepts --columns"),
     (save_array(x=LABELS), ["x.npy", "x=x.npy"], {}, ConfigError, "two columns are named x", "NAME=FILE.npy"),
     (write(x_npy="no array"), ["x.npy"], {}, DataError, "cannot read .*x.npy as arrays", "numpy.save"),
+    (parts_npz, ["x.npz"], {}, ConfigError, "several parts: train .x_train., test .x_test.", "--columns x_train"),
     (broken_npz, ["x.npz"], {}, DataError, "cannot read .*x.npz as arrays", "savez"),
     (truncated, ["x.npy"], {}, DataError, "x.npy is truncated: x needs 400 bytes, 172 are left", "again"),
     (odd_idx, ["."], {"part": "test"}, DataError, "one file of labels for --part test, found none", "t10k-labels-idx1-ubyte.gz"),

@@ -14,7 +14,12 @@ from typing import IO, Any
 import numpy
 
 from paceline.data.mnist_idx import read_idx
-from paceline.data.pack.columns import check_lengths, select_columns, storable_dtype
+from paceline.data.pack.columns import (
+    check_lengths,
+    refuse_parts,
+    select_columns,
+    storable_dtype,
+)
 from paceline.data.pack.inputs import PackContext, Prepared
 from paceline.data.pack.request import PackRequest
 from paceline.data.shards.shard import Array, Rows
@@ -110,6 +115,8 @@ def prepare_arrays(request: PackRequest, files: Sequence[Path], context: PackCon
 
 def _arrays(stored: Sequence[Stored], wanted: Sequence[str], where: str) -> Prepared:
     by_name = {array.name: array for array in stored}
+    if not wanted:
+        refuse_parts(list(by_name), where)
     selected = [by_name[name] for name in select_columns(list(by_name), wanted, where)]
     for array in selected:
         path = where if where.lower().endswith(NPZ) else array.path
