@@ -83,7 +83,7 @@ def stepper(world: World, width: int) -> Callable[[], list[Tensor]]:
 
     def step() -> list[Tensor]:
         summed.begin()
-        rows = Rows(Layout(), each, torch.device("cpu"))
+        rows = Rows(Layout.of({"loss": 0.0}), each, torch.device("cpu"))
         for number, samples in enumerate(lanes, 1):
             summed.before_lane(rows, last=number == each)
             net(samples).square().mean().backward()

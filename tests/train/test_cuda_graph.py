@@ -63,7 +63,7 @@ def lanes_added(config, world) -> list[float]:
     found: list[float] = []
     for step in lanes_of(world, config, data):
         add.begin()
-        rows = Rows(Layout(), len(step.lanes), torch.device("cpu"))
+        rows = Rows(Layout.of({"loss": 0.0}), len(step.lanes), torch.device("cpu"))
         for row, lane in enumerate(step.lanes):
             value = mse_loss(head(model(lane.batch[0]).double()).float(), lane.batch[1])
             rows.write(row, {"loss": value}, lane)
@@ -212,7 +212,7 @@ def exchanges_by_length(config, world) -> bool:
     kept = []
     for length in (0, 2, 0, 2):
         add.begin()
-        add.before_lane(Rows(Layout(buffers=length), 1, torch.device("cpu")), last=True)
+        add.before_lane(Rows(Layout.of({"loss": 0.0}, length), 1, torch.device("cpu")), last=True)
         parameters[0].sum().backward()
         add.finish()
         kept.append(add._buckets[-1].exchange)

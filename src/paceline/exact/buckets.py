@@ -96,7 +96,7 @@ class BucketedSum:
         self._overlaps = False
         self._rows_exchange: AllGatherExchange | None = None
         # Of the last bucket, by the length of a row; all are kept: captured updates use their memory.
-        self._carriers: dict[int, Exchange] = {}
+        self._last_exchanges: dict[int, Exchange] = {}
         self._row_length = 0
         self._rows: Rows
         self.is_complete = True
@@ -214,8 +214,9 @@ class BucketedSum:
 
     def _on_gradient(self, bucket: Bucket, number: int, parameter: Tensor) -> None:
         """Send complete buckets during the last backward. All ranks send them in the same order."""
-        self._count_write(number, parameter)
-        if self._stack.writes[number] > 1:
+        writes = self._stack.writes
+        writes[number] += 1
+        if writes[number] > 1:
             bucket.is_early = False
         if not self._overlaps:
             return
@@ -312,18 +313,18 @@ class BucketedSum:
         rows = self._rows_to_send()
         if len(rows[0]) != self._row_length:
             self._row_length = len(rows[0])
-            self._choose_carrier(last)
+            self._choose_last_exchange(last)
         return rows if self._rows_exchange is not None else []
 
-    def _choose_carrier(self, last: Bucket) -> None:
+    def _choose_last_exchange(self, last: Bucket) -> None:
         """Let the last bucket carry rows of this length, if it is small enough."""
         self._rows_exchange = None
         if self._compression != "none":
             return
-        if self._row_length not in self._carriers:
-            carrier = self._exchange_of(last.parameters, last.total, self._row_length)
-            self._carriers[self._row_length] = carrier
-        last.exchange = self._carriers[self._row_length]
+        if self._row_length not in self._last_exchanges:
+            exchange = self._exchange_of(last.parameters, last.total, self._row_length)
+            self._last_exchanges[self._row_length] = exchange
+        last.exchange = self._last_exchanges[self._row_length]
         if isinstance(last.exchange, AllGatherExchange) and last.exchange.carries_rows:
             self._rows_exchange = last.exchange
 

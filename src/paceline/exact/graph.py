@@ -47,7 +47,7 @@ from paceline.world.randomness import mix, seed_everything
 from paceline.world.world import World
 
 _EAGER_UPDATES = 2  # the first creates the optimizer's state, the second may compile its update
-_MEETS_UNTIL = 64
+_AGREES_UNTIL = 64
 _COMPARES_EVERY = 8192  # a comparison takes as long as some 40 replays of a small step
 _MAX_REASON_LETTERS = 400
 _FOLLOWS = (
@@ -60,13 +60,13 @@ _Counted = tuple[Any, ...]
 """What all ranks know of an update: they count updates alike."""
 
 
-def meets(number: int) -> bool:
+def is_agreed_on(number: int) -> bool:
     """Return whether ranks tell each other, in the update of this number of its kind, what they have captured.
 
-    >>> [number for number in range(300) if meets(number)] == [*range(2, 65), 128, 192, 256]
+    >>> [number for number in range(300) if is_agreed_on(number)] == [*range(2, 65), 128, 192, 256]
     True
     """
-    return _EAGER_UPDATES <= number <= _MEETS_UNTIL or number % _MEETS_UNTIL == 0 != number
+    return _EAGER_UPDATES <= number <= _AGREES_UNTIL or number % _AGREES_UNTIL == 0 != number
 
 
 def compares(number: int) -> bool:
@@ -77,7 +77,7 @@ def compares(number: int) -> bool:
     """
     is_power = number >= _EAGER_UPDATES and not number & (number - 1)
     is_fourth = number.bit_length() % 2 == 1
-    early = is_power and (number <= _MEETS_UNTIL or is_fourth)
+    early = is_power and (number <= _AGREES_UNTIL or is_fourth)
     return (early and number < _COMPARES_EVERY) or number % _COMPARES_EVERY == 0 != number
 
 
@@ -102,7 +102,7 @@ class CapturedUpdates(Updates):
             return super().update(call)
         kind = self._kinds.kind_of(call, updates.selections, self.buffers.columns)
         counted = self._counted(call)
-        is_compared = self._meet(call, kind, self._numbers[counted])
+        is_compared = self._agree(call, kind, self._numbers[counted])
         self._numbers[counted] += 1
         captured = self._captured.get(kind)
         if captured is None or self._gave_up:
@@ -124,12 +124,12 @@ class CapturedUpdates(Updates):
 
     # What the ranks decide together
 
-    def _meet(self, call: UpdateCall, kind: UpdateKind, number: int) -> bool:
+    def _agree(self, call: UpdateCall, kind: UpdateKind, number: int) -> bool:
         """Capture the update if all ranks can; return whether all have captured it, and compare it now."""
         is_alone = self.world.size == 1
         if is_alone and kind in self._captured:
             return compares(number)
-        if not is_alone and not meets(number):
+        if not is_alone and not is_agreed_on(number):
             return False
         states = self._tell(self._state_of(call, kind))
         reasons = [state for state in states if state.startswith(_OBSTACLE)]
@@ -559,7 +559,7 @@ class CapturedUpdate:
             if found := lanes.not_finite([row[0] for row in of_lanes]):
                 raise lanes.error(found, LATE)
             if layout.by_count:
-                refuse_no_count(total[layout.counts.start], lanes.step)
+                refuse_no_count(total[layout.counts], lanes.step)
             if total[layout.buffer]:
                 raise self._engine.buffers.too_large()
 
@@ -568,7 +568,7 @@ class CapturedUpdate:
         counts: dict[str, Later | float] = {}
         for column, (name, is_counted) in enumerate(zip(layout.names, layout.counted, strict=True)):
             sums[name] = Later(numbers, column)
-            counted = Later(numbers, layout.counts.start + column)
+            counted = Later(numbers, layout.counts + column)
             counts[name] = counted if is_counted else float(lanes.samples)
         save, stop = float(requests.save), float(requests.stop)
         return Losses(sums, counts), StepSums(sums["loss"], counts["loss"], save, stop)

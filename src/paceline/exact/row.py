@@ -32,72 +32,51 @@ class RankRequests(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """What the columns of a row hold, in this order.
+    """What the columns of a row hold: first the sum of each value of the loss, then its count, then what follows.
 
-    >>> layout = Layout(("loss", "kl"), (True, False), buffers=3)
-    >>> layout.sums, layout.counts, layout.save, layout.stop, layout.missing, layout.buffer, layout.head, layout.length
-    (slice(0, 2, None), slice(2, 4, None), 4, 5, 6, 7, 8, 11)
+    >>> layout = Layout.of({"loss": (6.0, 3), "kl": 0.5}, buffers=3)
+    >>> layout.names, layout.counted, layout.counts, layout.save, layout.buffer, layout.head, layout.length
+    (('loss', 'kl'), (True, False), 2, 4, 7, 8, 11)
     """
 
-    names: tuple[str, ...] = ("loss",)
-    """The values that the loss function returns; the loss is the first."""
-    counted: tuple[bool, ...] = (False,)
+    names: tuple[str, ...]
+    """The values that the loss function returns; the loss is the first, so its sum is column 0."""
+    counted: tuple[bool, ...]
     """Whether each value came as (sum, count)."""
-    buffers: int = 0
-    """Numbers of the buffers that forward changes."""
-    largest: int = 0
-    """How many of these, at the end, are not added: the largest one of all lanes counts."""
+    largest: int
+    """How many of the last columns are not added: the largest one of all lanes counts."""
+    counts: int
+    """Where the counts begin: the samples or tokens of each value."""
+    save: int
+    """How many ranks ask for a checkpoint after this step."""
+    stop: int
+    """How many ranks ask to stop after this step."""
+    missing: int
+    """How many ranks have a parameter without a gradient in some lane."""
+    buffer: int
+    """Not 0 if forward changed a buffer for which rows have no columns yet, or to a number that they cannot hold."""
+    head: int
+    """How many columns the host reads; those of the buffers follow."""
+    length: int
+    """All columns."""
 
     @classmethod
-    def of(cls, values: Mapping[str, Any], buffers: int, largest: int) -> Layout:
-        """Return the layout for the values of a loss."""
-        counted = tuple(isinstance(value, tuple) for value in values.values())
-        return cls(tuple(values), counted, buffers, largest)
+    def of(cls, values: Mapping[str, Any], buffers: int = 0, largest: int = 0) -> Layout:
+        """Return the layout for the values of a loss, and this many numbers of buffers."""
+        counted = tuple(map(_is_counted, values.values()))
+        count = len(counted)
+        save, head = 2 * count, 2 * count + 4
+        flags = save, save + 1, save + 2, save + 3
+        return cls(tuple(values), counted, largest, count, *flags, head, head + buffers)
 
     @property
     def by_count(self) -> bool:
         """Whether gradients must be divided by the count of all lanes."""
         return self.counted[0]
 
-    @property
-    def sums(self) -> slice:
-        """The sum of each value over the samples or tokens of the lane."""
-        return slice(0, len(self.names))
 
-    @property
-    def counts(self) -> slice:
-        """The samples or tokens of each value."""
-        return slice(len(self.names), 2 * len(self.names))
-
-    @property
-    def save(self) -> int:
-        """How many ranks ask for a checkpoint after this step."""
-        return 2 * len(self.names)
-
-    @property
-    def stop(self) -> int:
-        """How many ranks ask to stop after this step."""
-        return self.save + 1
-
-    @property
-    def missing(self) -> int:
-        """How many ranks have a parameter without a gradient in some lane."""
-        return self.save + 2
-
-    @property
-    def buffer(self) -> int:
-        """Not 0 if forward changed a buffer for which rows have no columns yet, or to a number that they cannot hold."""
-        return self.save + 3
-
-    @property
-    def head(self) -> int:
-        """The columns before the changes of buffers: what the host reads."""
-        return self.save + 4
-
-    @property
-    def length(self) -> int:
-        """All columns."""
-        return self.head + self.buffers
+def _is_counted(value: Any) -> bool:
+    return isinstance(value, tuple)
 
 
 class StepSums(NamedTuple):
@@ -217,14 +196,16 @@ class Rows:
     def step_sums(self, numbers: list[float]) -> StepSums:
         """Return the sums of a step from the head of its total."""
         layout = self.layout
-        first = numbers[0], numbers[layout.counts.start]
+        first = numbers[0], numbers[layout.counts]
         return StepSums(*first, numbers[layout.save], numbers[layout.stop])
 
     def losses(self, numbers: list[float]) -> Losses:
         """Return the mean of each value, from the head of the total."""
         layout = self.layout
-        sums = dict(zip(layout.names, numbers[layout.sums], strict=True))
-        return Losses(sums, dict(zip(layout.names, numbers[layout.counts], strict=True)))
+        sums = dict(zip(layout.names, numbers[: layout.counts], strict=True))
+        return Losses(
+            sums, dict(zip(layout.names, numbers[layout.counts : layout.save], strict=True))
+        )
 
 
 def added(row: Tensor, later: Tensor, largest: int) -> Tensor:

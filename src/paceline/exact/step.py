@@ -292,7 +292,7 @@ class Updates:
             found = next(filter(None, texts), f"{numbers[0]} the sum over all lanes")
             raise lanes.error(found, "before the update")
         if layout.by_count:
-            refuse_no_count(numbers[layout.counts.start], call.step.plan.index)
+            refuse_no_count(numbers[layout.counts], call.step.plan.index)
         self.of(call.optimizer).sum.drop_missing(numbers[layout.missing])
         if numbers[layout.buffer]:
             self.buffers.refuse_too_large(total[layout.head :])
@@ -322,11 +322,11 @@ class Updates:
     ) -> None:
         """Change the buffers, and divide the gradients of a loss that returned (sum, count)."""
         layout = rows.layout
-        if layout.buffers:
+        if self.buffers.columns:
             self.buffers.apply(total[layout.head :], self._lanes_with_samples(call))
         if layout.by_count and call.over_batch is None:
             gradients = [value.grad for value in updates.parameters if value.grad is not None]
-            divide([local_part(value) for value in gradients], total[layout.counts.start])
+            divide([local_part(value) for value in gradients], total[layout.counts])
 
     @property
     def without_gradient(self) -> list[str]:
