@@ -28,7 +28,7 @@ from paceline.errors import ConfigError
 from paceline.world.world import World
 from support.datasets import check_worlds, lanes_of
 
-CONFIG = RunConfig(epochs=2, seed=5)
+CONFIG = RunConfig(epochs=2, seed=5, batch=BatchConfig(lanes=4))
 
 
 class Numbers(Dataset):
