@@ -69,7 +69,7 @@ class BucketedSum:
     written after it was sent, the update fails. Ranks may differ in when they send, never in the order.
     """
 
-    idle = 0
+    extra_lanes = 0
 
     def __init__(
         self,
@@ -186,7 +186,7 @@ class BucketedSum:
         now = self._gradients_of_lane() if results is None else results.newest
         if self._world.size > 1:
             return self._sum_across()
-        for _ in range(stack.left):
+        for _ in range(stack.merges_left):
             now = added(stack.sums.pop(), now)
         for parameter, value in zip(stack.parameters, now, strict=True):
             parameter.grad = value
@@ -210,7 +210,7 @@ class BucketedSum:
     def use_totals(self) -> None:
         """Continue after a replayed exchange, in which every lane of this rank gave every parameter a gradient."""
         self._stack.clear()
-        self._stack.reached = [True] * len(self._stack.parameters)
+        self._stack.has_gradient = [True] * len(self._stack.parameters)
 
     def _on_gradient(self, bucket: Bucket, number: int, parameter: Tensor) -> None:
         """Send complete buckets during the last backward. All ranks send them in the same order."""
@@ -342,7 +342,7 @@ class BucketedSum:
         if self._overlaps and _is_checked(self._updates) and not _is_capturing(newest):
             bucket.sent = checksums(gradients)
         sums = [bucket.flat(bucket.choose(subtree)) for subtree in stack.sums]
-        for _ in range(stack.left):
+        for _ in range(stack.merges_left):
             newest.add_(sums.pop())
         return [*sums, newest]
 
@@ -354,7 +354,9 @@ class BucketedSum:
 
     def _drop_unreached(self) -> None:
         """Remove the gradients of parameters that no lane of any rank has reached. Every rank calls this."""
-        reached = sum_across(self._world, torch.tensor(self._stack.reached, dtype=torch.float64))
+        reached = sum_across(
+            self._world, torch.tensor(self._stack.has_gradient, dtype=torch.float64)
+        )
         for parameter, ranks in zip(self._stack.parameters, reached.tolist(), strict=True):
             if not ranks:
                 parameter.grad = None
@@ -531,7 +533,7 @@ class LaneStack:
 
     def clear(self) -> None:
         """Discard the previous update."""
-        self._lane = self.left = 0
+        self._lane = self.merges_left = 0
         self.writes = [0] * len(self.parameters)
         """How often each gradient was written since the previous lane; counted by hooks of the gradient sum."""
         self.sums: list[LaneGradients] = []
@@ -539,7 +541,7 @@ class LaneStack:
         self._apart: dict[int, Tensor | None] = {}
         """Gradients of the sibling that are added after the lane."""
         self._versions: list[int] = []
-        self.reached = [False] * len(self.parameters)
+        self.has_gradient = [False] * len(self.parameters)
         """Whether any lane so far gave the parameter a gradient."""
         self.is_complete = True
         """Whether every lane so far gave every parameter a gradient."""
@@ -548,7 +550,7 @@ class LaneStack:
         """Let the backward of a lane accumulate into the gradients of its sibling, if it has one."""
         merges = self._merges[self._lane]
         self._lane += 1
-        self._has_sibling, self.left = merges > 0, max(0, merges - 1)
+        self._has_sibling, self.merges_left = merges > 0, max(0, merges - 1)
         self._sibling = self.sums.pop() if merges else [None] * len(self.parameters)
         self._apart = {}
         for number in self._rewritten if merges else ():
@@ -566,7 +568,7 @@ class LaneStack:
         if not (self.is_complete and all(given)):
             self._pad(now, given)
         else:
-            self.reached = given
+            self.has_gradient = given
         for number, earlier in self._apart.items():
             [now[number]] = added([earlier], [now[number]])
             self.parameters[number].grad = now[number]
@@ -577,7 +579,7 @@ class LaneStack:
         self.is_complete = False
         padded: list[Tensor] = []
         for number, (value, sibling) in enumerate(zip(now, self._sibling, strict=True)):
-            self.reached[number] |= given[number]
+            self.has_gradient[number] |= given[number]
             is_alone = (sibling is None or not given[number]) and number not in self._apart
             if value is not None and self._has_sibling and is_alone:
                 padded.append(value)
@@ -600,12 +602,12 @@ class LaneStack:
         for parameter, value in zip(self.parameters, newest, strict=True):
             parameter.grad = value
         self.sums = list(sums)
-        self.reached = [True] * len(self.parameters)
-        self.left = max(0, self._merges[-1] - 1)
+        self.has_gradient = [True] * len(self.parameters)
+        self.merges_left = max(0, self._merges[-1] - 1)
 
     def push(self, now: LaneGradients) -> None:
         """Merge a lane that is not this rank's last with the subtrees that it completes."""
-        for _ in range(self.left):
+        for _ in range(self.merges_left):
             now = added(self.sums.pop(), now)
         self.sums.append(now)
 

@@ -81,7 +81,7 @@ def _list_members(model: nn.Module) -> Iterator[nn.Module]:
                     yield child
 
 
-def settle(model: nn.Module) -> nn.Module:
+def reshard(model: nn.Module) -> nn.Module:
     """Make the shards the parameters again, where a forward without backward has left gathered ones."""
     for module in model.modules():
         if isinstance(module, FSDPModule):

@@ -22,7 +22,7 @@ from paceline.world.world import World
 class GradientSum(Protocol):
     """Adds the gradients and rows of all lanes of an update; the sum ends up in each parameter's `grad`."""
 
-    idle: int
+    extra_lanes: int
     """Extra lanes that this rank must run first, so that other ranks can gather its shards."""
     is_complete: bool
     """Whether every lane of every rank gave every parameter a gradient in the last update."""
@@ -34,7 +34,7 @@ class GradientSum(Protocol):
         """Prepare for the backward of a lane. That of the last lane may send gradients, and the rows."""
 
     def after_lane(self) -> None:
-        """Take the gradients of a lane that is not this rank's last, or end an idle lane."""
+        """Take the gradients of a lane that is not this rank's last, or end an extra lane."""
 
     def finish(self) -> Tensor:
         """Take the gradients of the last lane; return the sum of the rows over all ranks."""

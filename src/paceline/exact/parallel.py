@@ -44,11 +44,11 @@ def copy_from_main(model: nn.Module) -> None:
     broadcast_from_main(value for value in (*model.parameters(), *model.buffers()) if value.numel())
 
 
-def settled(model: nn.Module) -> nn.Module:
+def resharded(model: nn.Module) -> nn.Module:
     """Return the model with the parameters that the optimizer holds: under FSDP, the shards."""
     # Slow to import; while nobody has imported it, nothing is sharded.
     if fsdp := sys.modules.get("paceline.exact.fsdp"):
-        fsdp.settle(model)
+        fsdp.reshard(model)
     return model
 
 

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from paceline.errors import ConfigError
 from paceline.exact.exchange import TreeShape, choose_exchange, sum_of_rows
-from paceline.exact.fsdp import ShardMesh, settle, shard_mesh_of
+from paceline.exact.fsdp import ShardMesh, reshard, shard_mesh_of
 from paceline.exact.row import Rows, merge_rows
 from paceline.scale.batch import share
 from paceline.scale.tree import additions_by_turn, merges_after, whole_subtrees
@@ -51,7 +51,7 @@ class ShardedSum:
             scatter = TreeScatter(name, self._order, self._schedule, mesh, self._wire)
             self._scatters.append(scatter)
             unit.set_custom_reduce_scatter(scatter)  # type: ignore[arg-type]
-        self.idle = self._schedule.idle
+        self.extra_lanes = self._schedule.extra_lanes
 
     def close(self) -> None:
         """Do nothing: the units call the newest sum only."""
@@ -62,14 +62,14 @@ class ShardedSum:
         for scatter in self._scatters:
             scatter.begin()
         drop_gradients(self._parameters)
-        settle(self._model)  # user code may have left gathered weights
+        reshard(self._model)  # user code may have left gathered weights
         self._order.begin_update()
 
     def before_lane(self, rows: Rows, *, last: bool) -> None:
         """Drop the gradient that FSDP wrote for the lane before: it is not a sum yet."""
         drop_gradients(self._parameters)
         self._rows = rows
-        self._schedule.now = self.idle + self._lanes
+        self._schedule.now = self.extra_lanes + self._lanes
         self._lanes += 1
         assert last is (self._schedule.now == self._schedule.last)
 
@@ -107,7 +107,7 @@ class FreeShardedSum:
         schedule = LaneSchedule(lanes, world, mesh)
         self._order = UnitOrder(mesh.shard_group, schedule.last + 1)
         self._units = list(prepared_units(model, world, self._order).values())
-        self.idle = schedule.idle
+        self.extra_lanes = schedule.extra_lanes
         self._rows: Rows
 
     def close(self) -> None:
@@ -117,7 +117,7 @@ class FreeShardedSum:
         """Start an update without gradients."""
         drop_gradients(self._parameters)
         self._all_reduce_if(last=False)
-        settle(self._model)  # user code may have left gathered weights
+        reshard(self._model)  # user code may have left gathered weights
         self._order.begin_update()
 
     def before_lane(self, rows: Rows, *, last: bool) -> None:
@@ -286,14 +286,14 @@ class UnitGather(_Allocator):
 class LaneSchedule:
     """Which rank of a shard group runs which lane in which turn. All take part in every turn, to gather weights.
 
-    A rank with fewer lanes than others is idle in the first turn: it runs a lane whose gradient is not used.
+    A rank with fewer lanes than others runs an extra lane in the first turn: one whose gradient is not used.
     """
 
     def __init__(self, lanes: int, world: World, mesh: ShardMesh) -> None:
         all_shares = [share(lanes, rank, world.size) for rank in range(world.size)]
         self.shares = [all_shares[rank] for rank in mesh.ranks]
         most = len(self.shares[0])
-        self.idle = most - len(all_shares[world.rank])
+        self.extra_lanes = most - len(all_shares[world.rank])
         self.last = most - 1
         self.now = 0
         lanes_of_groups = []
@@ -309,7 +309,7 @@ class LaneSchedule:
         """How the sums of all shard groups are added."""
 
     def lanes_in(self, turn: int) -> list[int | None]:
-        """Return the lane of each rank in this turn; None for an idle rank."""
+        """Return the lane of each rank in this turn; None for an extra lane."""
         lanes: list[int | None] = []
         for lanes_of_rank in self.shares:
             lane = lanes_of_rank.stop - 1 - self.last + turn

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import ConfigError
-from paceline.exact.parallel import settled
+from paceline.exact.parallel import resharded
 from paceline.exact.sharded_tensor import put, sharded_like, whole
 from paceline.world.collectives import all_gather_texts
 from paceline.world.world import World
@@ -26,7 +26,7 @@ def named_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[
 
     Tensors of a sharded model are sharded; `sharded_tensor.whole` returns the unsharded ones.
     """
-    module = settled(model)
+    module = resharded(model)
     for name, value in module.state_dict().items():
         if not isinstance(value, Tensor):
             raise ConfigError(
@@ -146,7 +146,7 @@ def optimizer_facts(optimizer: torch.optim.Optimizer) -> dict[str, str]:
 def python_numbers(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, str]:
     """Return the type of each optimizer state entry that is a number or a string: files hold them as tensors."""
     types = {}
-    for name, value in _optimizer_state(settled(model), optimizer):
+    for name, value in _optimizer_state(resharded(model), optimizer):
         if isinstance(value, int | float | str):
             types[f"optimizer.{name}"] = type(value).__name__
     return types
@@ -163,7 +163,7 @@ def load_state(
 
     `is_saved` tells which weights checkpoints hold; the others keep their values.
     """
-    weights = dict(settled(model).state_dict())
+    weights = dict(resharded(model).state_dict())
     slots = OptimizerSlots(model, optimizer)
     problems: list[str] = []
     seen = set()
@@ -198,7 +198,7 @@ class OptimizerSlots:
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self._state: Any = optimizer.state
         self._inner = inner_optimizers(optimizer)
-        self._parameters = dict(settled(model).named_parameters())
+        self._parameters = dict(resharded(model).named_parameters())
         self._groups = {}
         for group in optimizer.param_groups:
             self._groups.update(dict.fromkeys(group["params"], group))

@@ -219,8 +219,8 @@ class Updates:
         updates, lanes = work.updates, work.call.step.lanes
         updates.sum.begin()
         self.clock.enter(self._forward)
-        for _ in range(updates.sum.idle):
-            self._run_idle_lane(work, lanes[0], memory)
+        for _ in range(updates.sum.extra_lanes):
+            self._run_extra_lane(work, lanes[0], memory)
         rows: Rows | None = None
         for row, lane in enumerate(lanes):
             is_last = row == len(lanes) - 1
@@ -252,7 +252,7 @@ class Updates:
             return work.forward(lane, memory.batch(row))
         return self._forward_writes.examined(lambda: work.forward(lane, memory.batch(row)))
 
-    def _run_idle_lane(self, work: LaneLosses, lane: Lane, memory: LaneMemory) -> None:
+    def _run_extra_lane(self, work: LaneLosses, lane: Lane, memory: LaneMemory) -> None:
         """Run a lane whose gradient is not used: ranks with one lane more must gather this rank's shards."""
         output, gradient, _ = work.forward(lane, memory.batch(0))
         torch.autograd.backward(output, torch.zeros_like(gradient))

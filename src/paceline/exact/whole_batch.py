@@ -58,7 +58,7 @@ class WholeBatchLoss(LaneLosses):
 
     def _own_rows(self, memory: LaneMemory, buffers: MovingBuffers) -> list[Tensor]:
         rows = []
-        for _ in range(self.updates.sum.idle):
+        for _ in range(self.updates.sum.extra_lanes):
             with torch.no_grad():
                 self._call(memory.batch(0))
             buffers.reset()

@@ -811,7 +811,7 @@ class Run:
         if self._loop is None:
             yield Pass(self._modules(), data, collate)
             return
-        self._loop.settle()
+        self._loop.wait_for_losses()
         begun = time.perf_counter()
         observer, after_batch = self._loop.updates.observer, self._loop.observers.evaluating()
         with self._loop.evaluating():

@@ -263,7 +263,7 @@ class RunLoop:
 
     def _leave_out_warm_up(self, samples: int) -> None:
         if self._warm_up.counts(samples):
-            self.settle()
+            self.wait_for_losses()
             self.leave_out(self._warm_up.seconds, samples)
 
     def _report(self, batch: RankBatch) -> None:
@@ -313,13 +313,13 @@ class RunLoop:
                 f'extremes are needed, give a rule: run.model(model, buffers={{"{own}": "sum"}}), or "max", "min", "last"'
             )
 
-    def settle(self) -> None:
+    def wait_for_losses(self) -> None:
         """Wait for the steps that the GPU has not finished: otherwise their time would be left out, too."""
         for meter in (self._since_report, self._in_epoch):
-            meter.settle()
+            meter.wait_for_losses()
 
     def leave_out(self, seconds: float, samples: int = 0) -> None:
-        """Exclude the seconds of an evaluation, or of steps, from the speed; `settle` was called before."""
+        """Exclude the seconds of an evaluation, or of steps, from the speed; `wait_for_losses` was called before."""
         for meter in (self._since_report, self._in_epoch):
             meter.leave_out(seconds, samples)
         self._warm_up.leave_out(seconds)

@@ -64,10 +64,10 @@ class Meter:
     def add(self, sums: StepSums, samples: int) -> None:
         """Add one step; `samples` counts those of all ranks."""
         self._pending.append(sums)
-        self.settle(MAX_PENDING_STEPS if isinstance(sums.loss, Later) else 0)
+        self.wait_for_losses(MAX_PENDING_STEPS if isinstance(sums.loss, Later) else 0)
         self._samples += samples
 
-    def settle(self, keep: int = 0) -> None:
+    def wait_for_losses(self, keep: int = 0) -> None:
         """Wait for pending losses and add them, except for the newest `keep`."""
         while len(self._pending) > keep:
             sums = self._pending.popleft()
@@ -90,7 +90,7 @@ class Meter:
 
     def state(self, optimizer_step: StepEngine) -> list[float]:
         """Return the sums over all ranks, for a checkpoint. Every rank must call this."""
-        self.settle()
+        self.wait_for_losses()
         total = optimizer_step.total(StepSums(self._loss, self._counted))
         return [float(total.loss), float(total.counted)]
 

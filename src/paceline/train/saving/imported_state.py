@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.checkpoint.manifest import Manifest
-from paceline.exact.parallel import settled
+from paceline.exact.parallel import resharded
 from paceline.exact.state import KERNELS
 from paceline.train.saving.tracked import Tracked, decode
 
@@ -50,7 +50,7 @@ def names_of_places(
         return {}
     if len(saved) != len(optimizers):
         raise Unbound(f"the file has {len(saved)} optimizers, the run has {len(optimizers)}")
-    parameters = dict(settled(model).named_parameters())
+    parameters = dict(resharded(model).named_parameters())
     order = list(parameters)
     before = [name for name in facts["order"] if name in parameters]
     # Two classes may have the same layers in another order: parameter 7 of the one is not that of the other.
@@ -257,7 +257,7 @@ def _same(now: Any, saved: Any) -> bool:
 
 def fitted(tensors: Iterable[tuple[str, Tensor]], model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors in the model's types, where these are wider, and tied weights under all their names."""
-    module = settled(model)
+    module = resharded(model)
     weights = module.state_dict()
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):

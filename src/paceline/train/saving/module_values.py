@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from paceline.exact.parallel import settled
+from paceline.exact.parallel import resharded
 
 _TORCHS_OWN = frozenset(vars(nn.Module())) - {"training"}
 _REQUIRES_GRAD = "requires_grad"
@@ -21,7 +21,7 @@ def module_values(model: nn.Module) -> dict[str, Any]:
     {'training': True, 'p': 0.5, 'inplace': False}
     """
     found: dict[str, Any] = {}
-    module = settled(model)
+    module = resharded(model)
     for path, each in module.named_modules():
         for key, value in vars(each).items():
             if isinstance(value, bool | int | float) and key not in _TORCHS_OWN:
@@ -43,7 +43,7 @@ class ModuleValues:
     def state(self) -> dict[str, Any]:
         """Return what the script has built, and what is different now."""
         changed = _changed(self._built, module_values(self._model))
-        module = settled(self._model)
+        module = resharded(self._model)
         for name in list(changed):
             path, _, key = name.rpartition(".")
             if key not in {_REQUIRES_GRAD, "training"} and _has_cache(module.get_submodule(path)):
@@ -55,7 +55,7 @@ class ModuleValues:
         if not saved:
             return ""
         self._before, changed = dict(saved["built"]), saved["changed"]
-        module = settled(self._model)
+        module = resharded(self._model)
         for name in changed.keys() & self._built.keys():
             path, _, key = name.rpartition(".")
             if key == _REQUIRES_GRAD and path:
@@ -79,7 +79,7 @@ class ModuleValues:
             "the numbers of torch's modules, such as p of Dropout": [],
         }
         trained, modes, numbers = grouped.values()
-        module = settled(self._model)
+        module = resharded(self._model)
         for path, parameter in module.named_parameters():
             trained.append((path, parameter.requires_grad))
         for path, each in module.named_modules():
@@ -133,7 +133,7 @@ class ForwardChanges:
     def _cached(self) -> dict[str, list[int]]:
         """Return where the tensors lie that are neither parameters nor in the state_dict, by module."""
         found = {}
-        for path, module in settled(self._model).named_modules():
+        for path, module in resharded(self._model).named_modules():
             values = [*vars(module).values(), *module._buffers.values()]  # noqa: SLF001 - torch's own table
             found[path] = [id(value) for value in values if isinstance(value, Tensor)]
         return found

@@ -23,7 +23,7 @@ from paceline.data.reading.comparison import DataFacts, describe_difference, fix
 from paceline.data.reading.stream import Stream
 from paceline.errors import ConfigError, TrainingError
 from paceline.exact.buffers import PREFIX as BUFFER
-from paceline.exact.parallel import settled
+from paceline.exact.parallel import resharded
 from paceline.exact.sharded_tensor import is_sharded
 from paceline.exact.state import (
     KERNELS,
@@ -241,7 +241,7 @@ class RunState:
     def weights(self) -> dict[str, Tensor]:
         """Return the tensors of the models that a file can hold, whatever the optimizers know."""
         found = {}
-        for name, value in settled(self._parts.model).state_dict().items():
+        for name, value in resharded(self._parts.model).state_dict().items():
             is_plain = isinstance(value, Tensor) and value.layout == torch.strided
             if is_plain and value.dtype in DTYPE_NAMES:
                 found[f"model.{name}"] = value.detach()
@@ -254,7 +254,7 @@ class RunState:
     @property
     def fits_optimizer(self) -> bool:
         """Whether the models still have every parameter of the optimizers: a script may rebuild a model after the loop."""
-        own = set(settled(self._parts.model).parameters())
+        own = set(resharded(self._parts.model).parameters())
         return all(own.issuperset(_parameters(each)) for each in self._parts.optimizers.values())
 
     def digest(self, others: Mapping[str, str]) -> str:
